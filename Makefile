@@ -29,7 +29,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help demo demo-cluster test test-chaos test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history
+.PHONY: help demo demo-cluster test test-chaos test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -82,6 +82,9 @@ test-nets: $(VENV)  ## each network overfits 64 pictures, and trains on two rank
 
 test-tracking: $(VENV)  ## a run over two restarts at a real MLflow server, which it installs in the cache (851 MB)
 	$(PY) -m pytest -m trackers tests/trainer/test_tracking_server.py
+
+test-tracking-cluster: $(VENV)  ## the same server beside a real cluster, and a training there that has a run at it
+	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- --capture=no -m trackers tests/cluster
 
 # FUZZ="--jobs 1000 --seed 7", or FUZZ="--seed 7 --only 123" for one job of a run.
 fuzz: $(VENV)  ## 50,000 random jobs through webhook, job file, plan and reconciler; half an hour

@@ -61,6 +61,8 @@ TITLES = {
 LICENSES = "Apache-2.0"
 SERVE_PARTS = ("contract", "artifacts", "data", "serving")
 """The packages of dtj_trainer that the server imports."""
+EXPORT = ("onnx", "onnxruntime")
+"""What exports a trained model, beside the converter of its framework: the extra `export` without the HTTP server."""
 
 
 def labels(tag: str, base: str, origin: dict[str, str]) -> dict[str, str]:
@@ -186,7 +188,12 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
                 "horovod": _pinned(*RUNTIME_NEEDS, "torch", "setuptools", "wheel"),
                 # The image has PyTorch already, perhaps in another version than the pinned one.
                 "trainer": [
-                    line for line in requirements_of("torch", "tracking") if not line.startswith("torch==")
+                    *(
+                        line
+                        for line in requirements_of("torch", "tracking")
+                        if not line.startswith("torch==")
+                    ),
+                    *_pinned(*EXPORT, "onnxscript"),
                 ],
             },
             sources=[*project, *_files(trainer)],
@@ -205,7 +212,8 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
                 "tensorflow": _pinned(*RUNTIME_NEEDS, USUAL_TENSORFLOW, "setuptools", "wheel"),
                 # The image has TensorFlow already, perhaps as another package than the pinned one.
                 "trainer": [
-                    line for line in requirements_of("tensorflow", "tracking") if "tensorflow" not in line
+                    *(line for line in requirements_of("tensorflow", "tracking") if "tensorflow" not in line),
+                    *_pinned(*EXPORT, "tf2onnx"),
                 ],
             },
             # Keras 2, for scripts that need it. It depends on `tensorflow`, but the image has `tensorflow-cpu`.

@@ -37,7 +37,7 @@ def main() -> int:
         return error.returncode
     _namespace()
     note("$ kubectl apply -f manifests/examples/fashion-mnist-horovod.yaml")
-    job = NAMESPACE.apply(example(NAME))
+    job = NAMESPACE.apply(example(NAME, exports=True))
     status = _follow(job)
     if status.get("phase") != "Succeeded":
         print(job.story())

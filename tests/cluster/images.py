@@ -17,8 +17,8 @@ from tests.cluster.progress import ClusterError, note, step
 
 ROOT = Path(__file__).parents[2]
 BUILDER = ROOT / "docker" / "build.py"
-OF_TESTS = ("operator", "trainer-horovod", "trainer-tensorflow", "tensorboard")
-"""The images that a cluster's tests use. The server's is built and loaded by `load --image serve`."""
+OF_TESTS = ("operator", "trainer-horovod", "trainer-tensorflow", "tensorboard", "serve")
+"""The images that a cluster's tests use."""
 
 
 def archives(only: Sequence[str] = ()) -> list[Path]:

@@ -83,12 +83,17 @@ def s3_client() -> Any:
     )
 
 
-def example(name: str, file: Path = EXAMPLE, **spec: Any) -> Manifest:
-    """An example job under another name, on the local object store, with other fields of spec."""
+def example(name: str, file: Path = EXAMPLE, *, exports: bool = False, **spec: Any) -> Manifest:
+    """An example job under another name, on the local object store, with other fields of spec.
+
+    `exports`: whether a built-in program exports its model, which takes seconds.
+    """
     job: Manifest = yaml.safe_load(file.read_text())
     job["metadata"]["name"] = name
     job["spec"]["artifacts"]["endpoint"] = os.environ["DTJ_TEST_S3_ENDPOINT"]
     job["spec"].update(spec)
+    if not exports and "dtj_trainer.programs." in job["spec"]["command"][-1]:
+        job["spec"]["args"] = [*job["spec"]["args"], "--no-export"]
     return yielding(job)
 
 

@@ -53,6 +53,7 @@ def test_the_artifacts_are_complete(trained: Trained) -> None:
     job, status = trained.job, trained.status
     keys = job.artifacts().sizes()
     assert {"metrics.jsonl", "job.yaml", "model/model.pt", "logs/attempt-1/launcher-0.log"} <= keys.keys()
+    assert {"model/model.onnx", "model/manifest.json"} <= keys.keys()
     assert {f"logs/attempt-1/rank-{rank}.log" for rank in (0, 1)} <= keys.keys()
     step = status["artifacts"]["checkpoint"]["step"]
     manifest = json.loads(job.artifacts().read(f"checkpoints/{step}/manifest.json"))

@@ -22,7 +22,7 @@ class Trained:
 
 def train(namespace: Namespace) -> Trained:
     """Train the example in a namespace, and run the commands of using.md and status.md meanwhile and afterwards."""
-    job = namespace.apply(example(NAME))
+    job = namespace.apply(example(NAME, exports=True))
     until("a third of the training", lambda: (job.status.get("progress") or {}).get("percent", 0) >= 30, 240)
     printed = {command: run(command, namespace) for command in commands("while running")}
     status = job.wait(300)

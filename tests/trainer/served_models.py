@@ -21,7 +21,7 @@ from tests.trainer.conftest import until
 from dtj_trainer.serving.serve import prepared
 from dtj_trainer.serving.serve_options import read_options
 from dtj_trainer.train.model_files import write_manifest
-from dtj_trainer.train.whole_file import write_whole
+from dtj_trainer.whole_file import write_whole
 
 SIZE, CLASSES = 8, 10
 LABELS = [f"class {number}" for number in range(CLASSES)]

@@ -15,10 +15,13 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from dtj_trainer.train.export_process import FORMS
 
 REPOSITORY = Path(__file__).parents[2]
 DOCKER = REPOSITORY / "docker"
@@ -104,6 +107,8 @@ print(json.dumps(image.requirements))
         "mlflow-skinny",
         "numpy",
         "nvidia-ml-py",
+        "onnx",
+        "onnxruntime",
         "pillow",
         "protobuf",
         "psutil",
@@ -111,11 +116,28 @@ print(json.dumps(image.requirements))
         "pyyaml",
         "simplejpeg",
         "tensorboardX",
+        "tf2onnx",
     }
     needed = closure([re.split("[=<>]", line)[0] for lines in requirements.values() for line in lines])
     assert "keras" in needed
     assert "tensorboard" not in needed
     assert unpinned(needed) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("trainer-horovod", "model.pt2"), ("trainer-tensorflow", "model.keras")]
+)
+def test_the_trainers_images_have_what_the_export_of_their_models_needs(name: str, form: str) -> None:
+    program = f"""
+import build, json
+(image,) = [i for i in build.images(build.IMAGE, {{}}) if i.name == {name!r}]
+print(json.dumps(image.requirements["trainer"]))
+"""
+    has = [re.split("[=<>]", line)[0] for line in json.loads(in_builder(program))]
+    assert {*FORMS[form]} <= {*has}
+    assert unpinned(closure(has)) == []
+    assert {"fastapi", "uvicorn"}.isdisjoint(has)
+    assert {*has} & {*chain(*FORMS.values())} == {*FORMS[form]}, "the other framework's converter is left out"
 
 
 def test_the_server_runs_with_what_its_image_has(tmp_path: Path) -> None:

@@ -57,7 +57,26 @@ def test_fields_and_what_follows_from_them(tmp_path, clock):
         "etaSeconds": 35.0,
         "appliedTwice": 3,
     }
-    assert progress.read(path)["step"] == 30
+    assert {**found, "updatedTime": progress.read(path)["updatedTime"]} == progress.read(path)
+
+
+def test_an_export_is_told_at_once_and_its_error_is_bounded(tmp_path, clock):
+    path = tmp_path / "progress.json"
+    reporter = progress.Reporter(path)
+    reporter.report(step=9)
+
+    def told() -> tuple[bool | None, str | None]:
+        found = progress.read(path)
+        return found.get("exporting"), found.get("exportError")
+
+    assert told() == (None, None)
+    reporter.export(None, runs=True)
+    assert told() == (True, None)
+    reporter.export("no room" * 100, runs=False)
+    assert told() == (None, ("no room" * 100)[:300])
+    reporter.export(None, runs=False)
+    assert told() == (None, None)
+    assert progress.read(path)["step"] == 9
 
 
 def test_written_at_most_each_interval_and_always_at_the_end(tmp_path, clock):

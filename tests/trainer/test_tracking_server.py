@@ -35,16 +35,17 @@ def installed() -> Path:
 class RealServer:
     """An MLflow server with SQLite, read over REST."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         self._folder, self._mlflow = folder, installed()
         (self._port,) = free_ports(1)
-        self.uri = f"http://127.0.0.1:{self._port}"
+        self._host = host
+        self.uri = f"http://{host}:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         database = f"sqlite:///{self._folder / 'mlflow.db'}"
         options = (
-            "--host=127.0.0.1",
+            f"--host={self._host}",
             f"--port={self._port}",
             f"--backend-store-uri={database}",
             "--workers=1",

@@ -24,8 +24,10 @@ from tests.trainer import torch_run
 from tests.trainer.idx_files import FASHION_MNIST
 from tests.trainer.trained_exports import BATCH, STEPS, TEST, compare, write_some_of_fashion_mnist
 
+from dtj_trainer import progress
 from dtj_trainer.artifacts.model_manifest import manifest_of
 from dtj_trainer.data.pictures import load_pictures
+from dtj_trainer.progress import read as read_progress
 from dtj_trainer.serving.model_manifest import read_manifest
 from dtj_trainer.torch import saved_model
 from dtj_trainer.torch.models import MODELS
@@ -102,8 +104,10 @@ def test_a_trained_network_of_keras_answers_the_same(data: Path, tmp_path: Path,
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder as a training leaves it, whose model can't be loaded."""
+    monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
+    monkeypatch.setattr(progress, "_reporter", None)
     folder = tmp_path / "model"
     model_files.begin(folder)
     (folder / "model.pt2").write_bytes(b"no program")
@@ -158,6 +162,33 @@ def test_an_export_without_room_is_not_begun_and_one_that_runs_out_of_it_is_ende
     assert told(model) == "the pod's memory did not suffice for the export: raise the memory limit"
 
 
+def test_an_export_that_the_kernel_kills_is_told_and_it_is_the_first_to_be_killed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among the processes of a container, the kernel takes the one with the highest value."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ncat /proc/self/oom_score_adj > {tmp_path}/value\nkill -9 $$\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    export_model(model, lambda: False)
+    assert told(model) == "the pod's memory did not suffice for the export: raise the memory limit"
+    assert (tmp_path / "value").read_text() == "1000\n"
+
+
+def test_what_the_export_does_is_in_the_jobs_progress(model: Path) -> None:
+    seen = []
+
+    def look() -> bool:
+        seen.append(read_progress(model.parent / "run/progress.json"))
+        return len(seen) > 1
+
+    export_model(model, look)
+    assert seen[0]["exporting"] is True
+    ended = read_progress(model.parent / "run/progress.json")
+    assert "exporting" not in ended
+    assert ended["exportError"] == "the pod was stopped during the export"
+
+
 def test_without_the_extra_the_model_is_left_as_it_is(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,11 +204,12 @@ def test_without_the_extra_the_model_is_left_as_it_is(
 
 
 def test_the_export_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "TF_CONFIG", "MASTER_ADDR"):
+    of_ranks = {"OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "TF_CONFIG", "MASTER_ADDR", "RANK", "LOCAL_RANK"}
+    for name in of_ranks:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     environment = export_process._environment()
-    assert not environment.keys() & {"OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "TF_CONFIG", "MASTER_ADDR"}
+    assert not environment.keys() & of_ranks
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert environment["PATH"] == os.environ["PATH"]
 

@@ -92,6 +92,17 @@ class Reporter:
                 self._progress["bottleneck"] = found
             self._write(time.monotonic())
 
+    def export(self, error: str | None, *, runs: bool) -> None:
+        """Set whether the model is being exported, and why its export failed; see `exporting` and `exported`."""
+        with self._lock:
+            for name in ("exporting", "exportError"):
+                self._progress.pop(name, None)  # type: ignore[misc]
+            if runs:
+                self._progress["exporting"] = True
+            if error is not None:
+                self._progress["exportError"] = error[: contract.EXPORT_ERROR_LENGTH]
+            self._write(time.monotonic())
+
     def flush(self) -> None:
         """Write updates that wait for the interval to pass."""
         with self._lock:
@@ -182,6 +193,24 @@ def bottleneck(found: contract.Bottleneck | None) -> None:
         _shared_reporter().bottleneck(found)
 
 
+def exporting() -> None:
+    """Report that the training is over and that its model is being exported: its steps no longer change.
+
+    Ranks other than 0 do nothing.
+    """
+    if _is_rank_0():
+        _shared_reporter().export(None, runs=True)
+
+
+def exported(error: str | None = None) -> None:
+    """Report the end of the export. `error`: why there is none; the job's status and an event show it.
+
+    Ranks other than 0 do nothing.
+    """
+    if _is_rank_0():
+        _shared_reporter().export(error, runs=False)
+
+
 def flush() -> None:
     """Write pending updates: for a program that ends by `os._exit`."""
     if _reporter is not None:
@@ -213,7 +242,7 @@ def read(path: Path) -> contract.Progress:
 
 def _known_fields(content: Mapping[str, object]) -> contract.Progress:
     known: contract.Progress = {}
-    for name in ("step", "totalSteps", "epoch"):
+    for name in ("step", "totalSteps", "epoch", "appliedTwice"):
         value = content.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             known[name] = int(value)
@@ -226,6 +255,10 @@ def _known_fields(content: Mapping[str, object]) -> contract.Progress:
     match content.get("bottleneck"):
         case {"kind": ("ParameterServers" | "Worker") as kind, "message": str(message)}:
             known["bottleneck"] = {"kind": kind, "message": message}
+    if content.get("exporting") is True:
+        known["exporting"] = True
+    if isinstance(error := content.get("exportError"), str):
+        known["exportError"] = error[: contract.EXPORT_ERROR_LENGTH]
     return known
 
 

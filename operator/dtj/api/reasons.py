@@ -115,7 +115,7 @@ class Reason(StrEnum):
     PROGRESS_RESUMED = "ProgressResumed"
     """The step changes again."""
     PROGRAM_ENDED = "ProgramEnded"
-    """The program has ended, and its files are uploaded."""
+    """The training is over, and its files are exported and uploaded."""
     NOT_RUNNING = "NotRunning"
     """Not all pods run any more."""
     NOT_WATCHED = "NotWatched"
@@ -132,6 +132,8 @@ class Reason(StrEnum):
     # --- Events without a condition ---
     JOB_RESTARTING = "JobRestarting"
     """The next attempt begins after a loss."""
+    EXPORT_FAILED = "ExportFailed"
+    """The final model was not exported to ONNX. The job does not fail because of it."""
     EVALUATOR_RESTARTING = "EvaluatorRestarting"
     """The evaluator starts again, and the training continues."""
     POD_FORCE_DELETED = "PodForceDeleted"

@@ -19,6 +19,7 @@ MOST_COUNTED = 10**15
 MOST_MEASURED = 3.4e38
 """The largest number of a float32, in which programs compute."""
 URI_LENGTH = 1024
+SENTENCE_LENGTH = 300
 _TIME_LENGTH = 64
 # C0, DEL, C1, line and paragraph separators, and surrogates, which UTF-8 can't express.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -83,6 +84,10 @@ def _uri(value: object) -> str | None:
     return text(value, URI_LENGTH)
 
 
+def _sentence(value: object) -> str | None:
+    return text(value, SENTENCE_LENGTH) or None
+
+
 Count = Annotated[int | None, BeforeValidator(_count)]
 """What a program counted."""
 Measured = Annotated[float | None, BeforeValidator(_measured)]
@@ -95,6 +100,8 @@ ReportedTime = Annotated[
 """A time with its zone, to the second."""
 ReportedUri = Annotated[str | None, BeforeValidator(_uri)]
 """An address, without control characters."""
+ReportedSentence = Annotated[str | None, BeforeValidator(_sentence)]
+"""A sentence for people in one line, without control characters."""
 
 
 def take(model: type[Model], said: object) -> tuple[Model | None, int]:

@@ -10,7 +10,7 @@ from pydantic import Field, WithJsonSchema
 from dtj.api.base import ApiModel
 from dtj.api.condition_types import ConditionType
 from dtj.api.failure_classes import FAILURE_CLASSES
-from dtj.api.reported import Count, Measured, Percent, ReportedTime, ReportedUri
+from dtj.api.reported import Count, Measured, Percent, ReportedSentence, ReportedTime, ReportedUri
 from dtj.api.shown import enumerated
 
 Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
@@ -104,6 +104,8 @@ class ProgressStatus(ApiModel):
     """Seconds that training still takes at the present rate."""
     applied_twice: Count = None
     """Batches that asynchronous parameter servers applied again after a loss, in all attempts."""
+    export_error: ReportedSentence = None
+    """Why the final model was not exported to ONNX."""
     updated_time: ReportedTime = None
     """When rank 0 reported this."""
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from dtj.api.errors import Unusable
+from dtj.cli.program_options import split, with_options
 from dtj.cli.terminal import echo
 from dtj.cli.trainer_programs import become, command, need
 from dtj_trainer.contract import serve_options
-from dtj_trainer.contract.serve_options import ABOUT_MODELS, MODELS, OPTIONS, Option
+from dtj_trainer.contract.serve_options import ABOUT_MODELS, MODELS, OPTIONS
 
 app = typer.Typer()
 
@@ -31,41 +31,12 @@ _NEEDED = (
 _PANEL = "With --manifest"
 
 
-def _with_options_of_the_server(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, in place of its `**given`, the options that the program has."""
-    own = inspect.signature(function, eval_str=True)
-    *named, _ = own.parameters.values()
-    added = [
-        inspect.Parameter(
-            option.key,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=_default(option),
-            annotation=_annotation(option),
-        )
-        for option in OPTIONS
-    ]
-    function.__signature__ = own.replace(parameters=[*named, *added])  # type: ignore[attr-defined]
-    return function
-
-
-def _default(option: Option) -> object:
-    return False if option.kind is bool else option.default
-
-
-def _annotation(option: Option) -> object:
-    kind: Any = option.kind if _default(option) is not None else option.kind | None
-    limits: dict[str, Any] = {} if option.least is None else {"min": option.kind(option.least)}
-    return Annotated[
-        kind, typer.Option(f"--{option.name}", metavar=option.metavar or None, help=option.about, **limits)
-    ]
-
-
 def _manifest_option(*names: str, about: str, metavar: str | None = None, **limits: Any) -> Any:
     return typer.Option(*names, help=about, metavar=metavar, rich_help_panel=_PANEL, **limits)
 
 
 @app.command()
-@_with_options_of_the_server
+@with_options(OPTIONS)
 def serve(
     models: Annotated[list[str], typer.Argument(help=ABOUT_MODELS, metavar=MODELS)],
     *,
@@ -142,13 +113,7 @@ def serve(
         first = "kserve" if kserve else next(iter(asked)).replace("_", "-")
         raise Unusable(f"--{first} is for --manifest", "add --manifest")
     need("dtj serve", _NEEDED, "serving")
-    become(command("dtj_trainer.serving.serve", models, *_split(given)))
-
-
-def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the options with a value, and the flags that are on."""
-    options = {option.name: given[option.key] for option in OPTIONS if option.kind is not bool}
-    return options, [f"--{option.name}" for option in OPTIONS if option.kind is bool and given[option.key]]
+    become(command("dtj_trainer.serving.serve", models, *split(OPTIONS, given)))
 
 
 def _manifests(models: list[str], given: Mapping[str, Any], asked: dict[str, Any], *, kserve: bool) -> str:
@@ -174,7 +139,7 @@ def _manifests(models: list[str], given: Mapping[str, Any], asked: dict[str, Any
     changed = {
         key: value for key, value in given.items() if key not in ("port", "threads") and value != own[key]
     } | {"threads": threads}
-    options, flags = _split({**dict.fromkeys(own), **changed})
+    options, flags = split(OPTIONS, {**dict.fromkeys(own), **changed})
     server = model_server.ModelServer(
         **{"name": model_server.default_name(uris), **asked},
         models=uris,

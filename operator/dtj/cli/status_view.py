@@ -170,6 +170,8 @@ def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, st
     if job.status.start_time and job.status.completion_time:
         duration = seconds_since(job.status.start_time, datetime.fromisoformat(job.status.completion_time))
         yield "Took", brief(duration)
+    if job.status.progress and (error := job.status.progress.export_error):
+        yield "Export", f"failed: {error}"
     artifacts = job.status.artifacts
     if artifacts is None:
         return

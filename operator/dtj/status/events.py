@@ -31,8 +31,20 @@ class Happening:
 
 def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     """Return the events for the change from `old` to `new`."""
-    if old.finished:
+    return [] if old.finished else [*_export(old, new), *_course(old, new)]
+
+
+def _export(old: JobStatus, new: JobStatus) -> list[Happening]:
+    """Return the event of an export that failed. It may come together with the end of the job."""
+    error = new.progress and new.progress.export_error
+    if not error or (old.progress is not None and old.progress.export_error):
         return []
+    message = f"attempt {new.attempt}: the model is not exported to ONNX: {error}; `dtj export` does it later"
+    # One event per attempt, whatever the program reports.
+    return [Happening("Warning", Reason.EXPORT_FAILED, message, same=f"attempt {new.attempt}")]
+
+
+def _course(old: JobStatus, new: JobStatus) -> list[Happening]:
     if new.finished:
         ended = ConditionType.SUCCEEDED if new.phase is Phase.SUCCEEDED else ConditionType.FAILED
         condition = new.condition(ended)

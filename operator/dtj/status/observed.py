@@ -100,7 +100,7 @@ class Observed:
     answers: bool | None = None
     """Whether the pod of rank 0 answered the last request; None before the first request."""
     program_ended: bool = False
-    """Whether the pod of rank 0 reported the end of its program. Only uploads may then be left."""
+    """Whether the pod of rank 0 reported the end of the training. Only export and uploads may then be left."""
     utilisation: Utilisation | None = None
     """What the pod of rank 0 uses."""
     mpijob: MpiJob | None = None

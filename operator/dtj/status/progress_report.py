@@ -36,7 +36,7 @@ class Report:
     bottleneck: tuple[str, str] | None = None
     """Reason and message, from the report's progress."""
     program_ended: bool = False
-    """Whether the pod's programs have ended, from the report's phases."""
+    """Whether the training is over: the pod's programs have ended (phases), or export the model (progress)."""
     utilisation: Utilisation | None = None
 
 
@@ -53,9 +53,13 @@ def read_report(body: bytes | str) -> tuple[Report | None, int]:
     bottleneck, bad_bottleneck = _bottleneck(answer.get("progress"))
     utilisation, bad_utilisation = take(Utilisation, answer.get("utilisation"))
     phases = answer.get("phases")
-    ended = isinstance(phases, dict) and "programEnded" in phases
+    ended = (isinstance(phases, dict) and "programEnded" in phases) or _exporting(answer.get("progress"))
     dropped = bad_progress + bad_artifacts + bad_bottleneck + bad_utilisation
     return Report(progress, artifacts, bottleneck, ended, utilisation), dropped
+
+
+def _exporting(progress: Any) -> bool:
+    return isinstance(progress, Mapping) and progress.get("exporting") is True
 
 
 def _bottleneck(progress: Any) -> tuple[tuple[str, str] | None, int]:

@@ -70,7 +70,7 @@ def look(draft: Draft, expected: Expected, observed: Observed, named: Mapping[st
     ended = [name for name in expected.decisive if name in named and named[name].succeeded]
     over = expected.reporter in ended
     if observed.program_ended and not over:
-        _clear(draft, Reason.PROGRAM_ENDED, "the program has ended, and its files are being uploaded")
+        _clear(draft, Reason.PROGRAM_ENDED, "the training is over, and its files are exported and uploaded")
         return Stall()
     if not over and not observed.answers:
         if observed.answers is False and not (known and known.status is ConditionStatus.TRUE):

@@ -207,6 +207,14 @@ def test_a_job_of_another_controller_is_shown_as_such() -> None:
     assert "Managed by" not in "\n".join(rendered(status_view(ours, [], [], at(5))))
 
 
+def test_a_failed_export_has_a_line_beside_the_model() -> None:
+    failed = RUNNING | {"progress": RUNNING["progress"] | {"exportError": "no room"}}
+    assert "Export      failed: no room" in [
+        line.strip() for line in rendered(status_view(job(failed), [], [], at(5)))
+    ]
+    assert "Export " not in "\n".join(rendered(status_view(job(RUNNING), [], [], at(5))))
+
+
 def test_one_line_tells_how_far_a_job_is() -> None:
     told = "mnist, Running, attempt 2, step 226/469, 4689 examples/s, loss 0.3916, accuracy 0.8685"
     assert one_line(job(RUNNING)) == told

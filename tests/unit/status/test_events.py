@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from dtj.api.status import ProgressStatus
 from dtj.status.events import Happening, event, happenings
 from tests.unit.support.jobs import UID, job
 from tests.unit.support.pods import LAUNCHER, Life, ended, healthy, running, unschedulable, waiting
@@ -60,6 +61,34 @@ def test_a_failure_is_a_warning_with_its_reason() -> None:
     assert told(life, *healthy()[:2], ended(LAUNCHER, 1, {"class": "X", "message": "no"})) == [
         ("Warning", "BackoffLimitExceeded", "attempt 1: mnist-launcher-0: no")
     ]
+
+
+def test_a_failed_export_is_told_once_an_attempt_also_together_with_the_end() -> None:
+    said = {"exitCode": 0, "progress": {"step": 9, "exportError": "onnx can't\x1b[31m say it\nso"}}
+    warning = (
+        "Warning",
+        "ExportFailed",
+        "attempt 1: the model is not exported to ONNX: onnx can't\ufffd[31m say it so; `dtj export` does it later",
+    )
+    life = Life()
+    told(life, *healthy())
+
+    assert told(life, *healthy()[:2], ended(LAUNCHER, 0, said)) == [
+        warning,
+        ("Normal", "JobSucceeded", "mnist-launcher-0 ended with exit code 0"),
+    ]
+    assert told(life, *healthy()[:2], ended(LAUNCHER, 0, said)) == []
+
+    life = Life()
+    told(life, *healthy())
+    names = set()
+    for error in ("first", None, "second"):
+        before = life.job.status
+        life.see(*healthy(), progress=ProgressStatus(step=9, export_error=error))
+        names |= {
+            event(life.job, each, "12:00")["metadata"]["name"] for each in happenings(before, life.job.status)
+        }
+    assert len(names) == 1, "a program that changes its mind makes no more events"
 
 
 def test_the_same_happening_has_the_same_name_and_another_one_another() -> None:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.api.status import ArtifactsStatus, ProgressStatus
-from dtj.status.progress_report import Report
+from dtj.status.progress_report import Report, read_report
 from dtj.status.stall import STACKS_SECONDS
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import ALL, LAUNCHER, Life, condition, ended, healthy, running
@@ -212,6 +213,29 @@ def test_the_upload_after_the_programs_end_is_no_stall() -> None:
     life.see(*healthy(), **at_step(7))
 
     assert stalled(life.see(*healthy(), seconds=500, program_ended=True, **at_step(7))) == ("", "")
+
+
+@STRATEGIES
+def test_an_export_of_minutes_after_the_last_step_is_no_stall_and_loses_no_pod(
+    spec: dict[str, Any], asked: list[str]
+) -> None:
+    """Rank 0, or the chief, exports the model; pods that only had to train may end before it."""
+    life = Life(**policy(stallPolicy="Restart"), artifacts=ARTIFACTS, **spec)
+    pods = {name: running(name) for name in ({*asked, LAUNCHER} if not spec else asked)}
+    life.see(*pods.values(), **at_step(7))
+    if spec is TORCH_SPEC:
+        pods[WORKERS[1]] = ended(WORKERS[1], seconds=20)
+    said = json.dumps({"progress": {"step": 7, "exporting": True}, "phases": {}})
+    report, dropped = read_report(said)
+    assert report is not None
+    assert (report.program_ended, dropped) == (True, 0)
+
+    for seconds in (30, 200, 800):
+        status = life.see(
+            *pods.values(), seconds=seconds, progress=report.progress, answers=True, program_ended=True
+        )
+        assert (status["phase"], status["attempt"], stalled(status)) == ("Running", 1, ("", ""))
+        assert "failure" not in status
 
 
 def test_restart_follows_once_the_stacks_had_their_time() -> None:

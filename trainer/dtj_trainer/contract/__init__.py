@@ -225,6 +225,10 @@ TRACKED_RUN_FILE = "run/tracked-run.json"
 # attempt.json, attempt-evaluator.json, tracking.json, job.yaml. Logs, metrics, utilisation and event files are stored
 # in segments: metrics.jsonl, metrics.jsonl.00002, … (`dtj_trainer.artifacts.segments`).
 MANIFEST_FILE = "manifest.json"
+MODEL_DESCRIPTION_FILE = "model.json"
+"""In MODEL: what a server needs to know of the model."""
+MODEL_ONNX_FILE = "model.onnx"
+"""In MODEL: what `dtj export` makes, by hand or at the end of a training."""
 CLAIM_FILE = "attempt.json"
 """The attempt that may write (`dtj_trainer.artifacts.fence`). Only conditional writes replace the object."""
 EVALUATOR_CLAIM_FILE = "attempt-evaluator.json"
@@ -247,6 +251,9 @@ class Bottleneck(TypedDict):
     """A sentence with the figures and the remedy. The job's condition `Bottleneck` shows it."""
 
 
+EXPORT_ERROR_LENGTH = 300
+
+
 class Progress(TypedDict, total=False):
     """The progress of a program. Every field is optional; times are RFC 3339 in UTC."""
 
@@ -262,6 +269,10 @@ class Progress(TypedDict, total=False):
     """Batches that asynchronous parameter servers applied again after a loss, in all attempts."""
     bottleneck: Bottleneck
     """Absent: no bottleneck is known."""
+    exporting: bool
+    """The training is over, and its model is being exported."""
+    exportError: str
+    """Why the final model was not exported, in at most EXPORT_ERROR_LENGTH characters."""
     updatedTime: str
 
 

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from dtj_trainer.contract.program_options import Option
 
 ENV_ACCESS = "DTJ_SERVE_TOKEN"
 PORT = 8080
 MODELS = "NAME=FOLDER|URI"
 ABOUT_MODELS = "A name of your choice, and the model or its job."
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-
-
-class Option(NamedTuple):
-    """An option `--name`. `default` None: `about` says what holds. `least`: the smallest number; None for a text.
-
-    A flag has the kind `bool`, and is off by default.
-    """
-
-    name: str
-    kind: type[int] | type[float] | type[str] | type[bool]
-    default: int | float | str | None
-    metavar: str
-    about: str
-    least: float | None = None
-
-    @property
-    def key(self) -> str:
-        """The name as an identifier of Python."""
-        return self.name.replace("-", "_")
-
-    def fault(self, value: float) -> str | None:
-        """Say what is wrong with a number; None for a good one."""
-        if self.least is None or self.least <= value < math.inf:
-            return None
-        return f"--{self.name}={value} has to be at least {self.least:g}, and finite"
 
 
 OPTIONS = (

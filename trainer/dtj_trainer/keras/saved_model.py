@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from dtj_trainer.train import model_files
-from dtj_trainer.train.whole_file import write_whole
+from dtj_trainer.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

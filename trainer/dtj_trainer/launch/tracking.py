@@ -23,6 +23,7 @@ from dtj_trainer import contract
 from dtj_trainer.contract.tracker import RunStatus, tracking_uri
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.parent_death import die_with_parent
+from dtj_trainer.whole_file import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -157,13 +158,13 @@ class Tracking:
                 elif "waiting" in message:
                     self._known.set()
                 elif "state" in message:
-                    _replace(self._settings.root / contract.TRACKING_FILE, message["state"])
+                    _write(self._settings.root / contract.TRACKING_FILE, message["state"])
         self._known.set()
         if not self._ended:
             log.warning("the tracking process has ended; the training goes on without it")
 
     def _keep_run(self, run: str) -> None:
-        _replace(self._run_file, {"uri": self._uri, "runId": run})
+        _write(self._run_file, {"uri": self._uri, "runId": run})
         self._known.set()
 
     def _follow_artifacts(self) -> None:
@@ -175,7 +176,5 @@ class Tracking:
             time.sleep(_ARTIFACTS_SECONDS)
 
 
-def _replace(path: Path, content: object) -> None:
-    written = path.with_name(f".{path.name}.new")
-    written.write_text(json.dumps(content))
-    written.replace(path)
+def _write(path: Path, content: object) -> None:
+    write_whole(path, lambda written: written.write_text(json.dumps(content)))

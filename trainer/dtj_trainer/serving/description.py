@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from dtj_trainer.contract import MODEL_DESCRIPTION_FILE
+from dtj_trainer.contract.export_options import MEANINGS
 from dtj_trainer.serving.errors import ModelDamaged
 
-NAME = "model.json"
 MAX_BYTES = 16 << 20
-MEANINGS = ("logits", "probabilities")
 _MAX_SIZE = 4096
 Layout = Literal["NCHW", "NHWC"]
 Meaning = Literal["logits", "probabilities"]
@@ -112,7 +112,7 @@ class Description:
                 steps if isinstance(steps, int) else None,
             )
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ModelDamaged(f"{NAME} can't be read: {error!r}") from error
+            raise ModelDamaged(f"{MODEL_DESCRIPTION_FILE} can't be read: {error!r}") from error
 
 
 def checked_labels(read: Any) -> tuple[str, ...]:

@@ -17,20 +17,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.model_manifest import NAME as MANIFEST
 from dtj_trainer.artifacts.store import Store, usable_name
-from dtj_trainer.serving import description, forms
+from dtj_trainer.contract import MANIFEST_FILE as MANIFEST
+from dtj_trainer.contract import MODEL_DESCRIPTION_FILE as DESCRIPTION
+from dtj_trainer.contract import MODEL_ONNX_FILE as ONNX
+from dtj_trainer.contract.export_options import ABOUT_PLACE, OPTIONS, PLACE
+from dtj_trainer.contract.program_options import add_options
+from dtj_trainer.serving import forms
+from dtj_trainer.serving.description import Description
 from dtj_trainer.serving.errors import ModelMissing, exit_on_error
 from dtj_trainer.serving.facts import Given, described, read_given
 from dtj_trainer.serving.parity import Comparison, classes_of, compare
 from dtj_trainer.serving.places import local_folder, model_store, sentences
 from dtj_trainer.train.model_files import write_manifest
-from dtj_trainer.train.whole_file import write_whole
+from dtj_trainer.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-ONNX = "model.onnx"
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def export_folder(folder: Path, given: Given) -> Exported:
     finally:
         made.unlink(missing_ok=True)
     text = json.dumps(content, indent=2) + "\n"
-    write_whole(folder / description.NAME, lambda path: path.write_text(text))
+    write_whole(folder / DESCRIPTION, lambda path: path.write_text(text))
     write_manifest(folder)
     return Exported(str(folder), source.name, comparison, (folder / ONNX).stat().st_size)
 
@@ -83,7 +86,7 @@ def export(uri: str, given: Given) -> Exported:
             store = store.below(contract.MODEL)
         _fetch(store, Path(copied))
         exported = export_folder(Path(copied), given)
-        for name in (ONNX, description.NAME, MANIFEST):
+        for name in (ONNX, DESCRIPTION, MANIFEST):
             store.put_file(name, Path(copied) / name)
         return Exported(store.location.uri, exported.source, exported.comparison, exported.size)
 
@@ -109,10 +112,10 @@ def is_model_file(key: str) -> bool:
 def _known(folder: Path) -> dict[str, Any]:
     """Return what the training has written into model.json; nothing without that file."""
     try:
-        content = (folder / description.NAME).read_bytes()
+        content = (folder / DESCRIPTION).read_bytes()
     except FileNotFoundError:
         return {}
-    description.Description.from_json(content)
+    Description.from_json(content)
     known: dict[str, Any] = json.loads(content)
     return known
 
@@ -120,28 +123,8 @@ def _known(folder: Path) -> dict[str, Any]:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog="dtj export", description=__doc__)
-    made.add_argument("place", metavar="FOLDER|URI", help="a path, file:///folder or s3://bucket/prefix")
-    made.add_argument(
-        "--labels", help="names of the classes, separated by commas, or a file with one in each line"
-    )
-    made.add_argument(
-        "--layout",
-        choices=("NCHW", "NHWC"),
-        help="order of the axes of a picture; by default by its channels",
-    )
-    made.add_argument(
-        "--range", metavar="LOW,HIGH", help="of the pixels that the model takes, as 0,1; known for uint8"
-    )
-    made.add_argument("--mean", metavar="M,…", help="of each channel, on the scale of --range, to subtract")
-    made.add_argument(
-        "--deviation", metavar="D,…", help="of each channel, on the scale of --range, to divide by"
-    )
-    made.add_argument("--invert", action="store_true", help="the model was trained on inverted pictures")
-    made.add_argument(
-        "--output",
-        choices=description.MEANINGS,
-        help="what the model answers; by default as its outputs look",
-    )
+    made.add_argument("place", metavar=PLACE, help=ABOUT_PLACE)
+    add_options(made, OPTIONS)
     return made
 
 

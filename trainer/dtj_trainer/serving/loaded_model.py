@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 
 from dtj_trainer.artifacts.model_manifest import NAME
+from dtj_trainer.contract import MODEL_DESCRIPTION_FILE, MODEL_ONNX_FILE
 from dtj_trainer.serving import description
 from dtj_trainer.serving.description import Description
 from dtj_trainer.serving.errors import ModelDamaged, first_line
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.model_manifest import ModelManifest
     from dtj_trainer.serving.places import Place
 
-ONNX = "model.onnx"
 MAX_BYTES = 2 << 30
 """Limit of model.onnx, as of any protobuf file."""
 _VERSION_DIGITS = 12
@@ -95,15 +95,20 @@ def load(place: Place, threads: int) -> LoadedModel:
     Raises ModelMissing, ModelDamaged (also while the model is being written) or StoreUnavailable.
     """
     manifest = read_manifest(place.read(NAME, MAX_MANIFEST_BYTES))
-    read = Description.from_json(_checked(place, manifest, description.NAME, description.MAX_BYTES))
-    content = _checked(place, manifest, ONNX, MAX_BYTES)
+    read = Description.from_json(_checked(place, manifest, MODEL_DESCRIPTION_FILE, description.MAX_BYTES))
+    content = _checked(place, manifest, MODEL_ONNX_FILE, MAX_BYTES)
     refuse_external_data(content)
     try:
         session = _session(content, threads)
         inputs = tuple(_tensor(each) for each in session.get_inputs())
         outputs = tuple(_tensor(each) for each in session.get_outputs())
         loaded = LoadedModel(
-            place.uri, file_of(manifest, ONNX).sha256[:_VERSION_DIGITS], read, inputs, outputs, session
+            place.uri,
+            file_of(manifest, MODEL_ONNX_FILE).sha256[:_VERSION_DIGITS],
+            read,
+            inputs,
+            outputs,
+            session,
         )
         loaded.run({each.name: np.zeros((1, *each.shape), each.dtype) for each in inputs})
     except ModelDamaged:
@@ -156,6 +161,6 @@ def _check_description(model: LoadedModel) -> None:
         wanted = (form.channels, *sides) if form.layout == "NCHW" else (*sides, form.channels)
         if len(model.inputs) != 1 or first.shape != wanted or first.datatype not in ("UINT8", "FP32"):
             raise ModelDamaged(
-                f"{model.uri}: {description.NAME} makes pictures {wanted}, and the model takes {first.datatype} "
-                f"{first.shape}"
+                f"{model.uri}: {MODEL_DESCRIPTION_FILE} makes pictures {wanted}, and the model takes "
+                f"{first.datatype} {first.shape}"
             )

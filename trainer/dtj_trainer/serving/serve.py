@@ -17,6 +17,7 @@ from dtj_trainer.serving import places
 from dtj_trainer.serving.app import application
 from dtj_trainer.serving.connections import prompt
 from dtj_trainer.serving.errors import exit_on_error
+from dtj_trainer.serving.heap import give_back_large_blocks
 from dtj_trainer.serving.metrics import Metrics
 from dtj_trainer.serving.serve_options import Misconfigured, Options, read_options
 from dtj_trainer.serving.service import Service
@@ -106,6 +107,7 @@ def _end(signum: int, frame: FrameType | None) -> NoReturn:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve as the command line says. Ends with 0 after SIGTERM and SIGINT."""
+    give_back_large_blocks()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # Its warnings are about requests that are no HTTP.
     logging.getLogger("botocore.credentials").setLevel(logging.WARNING)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
+from dtj_trainer.contract.program_options import add_options
 from dtj_trainer.contract.serve_options import ABOUT_MODELS, ENV_ACCESS, MODELS, OPTIONS, named_models
 from dtj_trainer.serving.batching import Limits
 from dtj_trainer.serving.errors import ServingError
@@ -53,18 +54,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog="dtj serve", description=ABOUT)
     made.add_argument("models", nargs="+", metavar=MODELS, help=ABOUT_MODELS)
-    for option in OPTIONS:
-        if option.kind is bool:
-            made.add_argument(f"--{option.name}", action="store_true", help=option.about)
-            continue
-        shown = "" if option.default is None else " (default: %(default)s)"
-        made.add_argument(
-            f"--{option.name}",
-            type=option.kind,
-            default=option.default,
-            metavar=option.metavar,
-            help=option.about + shown,
-        )
+    add_options(made, OPTIONS)
     return made
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from dtj_trainer import contract
-from dtj_trainer.train.whole_file import write_whole
+from dtj_trainer.whole_file import write_whole
 
 if TYPE_CHECKING:
     from dtj_trainer.torch.ranks import TensorRanks

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dtj_trainer import contract
 from dtj_trainer.torch.models import PictureClassifier, build
 from dtj_trainer.train import model_files
-from dtj_trainer.train.whole_file import write_whole
+from dtj_trainer.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +65,7 @@ def write(
 
 def describe(folder: Path) -> dict[str, Any]:
     """Read model.json. Raises OSError or ValueError for a missing or invalid file."""
-    content: dict[str, Any] = json.loads((folder / model_files.DESCRIPTION).read_bytes())
+    content: dict[str, Any] = json.loads((folder / contract.MODEL_DESCRIPTION_FILE).read_bytes())
     return content
 
 

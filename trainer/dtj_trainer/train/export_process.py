@@ -7,16 +7,19 @@ model.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING
 
+from dtj_trainer import contract, progress
 from dtj_trainer.launch import cgroups
 from dtj_trainer.parent_death import die_with_parent
 from dtj_trainer.train import model_files
@@ -38,11 +41,22 @@ LEAST_ROOM = 1 << 30
 """Bytes of memory that an export needs, besides ROOM_FACTOR times the size of the model."""
 ROOM_FACTOR = 6
 LAST_ROOM = 64 << 20
-"""With less left in the container, the export is ended: the kernel would kill all processes of the pod."""
-_LOOK_SECONDS = 0.1
+"""With less left in the container, the export is ended: on most nodes, the kernel would kill all of the container."""
+LOOK_SECONDS = 0.02
+"""The kernel takes longer than this to hand out LAST_ROOM."""
 _STOPPED = "the pod was stopped during the export"
+_NO_MEMORY = "the pod's memory did not suffice for the export: raise the memory limit"
 _OF_RANKS = ("OMPI_", "PMIX_", "PMI_", "HOROVOD_", "TF_CONFIG", "TORCHELASTIC_", "MASTER_")
-"""Beginnings of variables that make a process a rank of a training."""
+"""Beginnings of variables that make a process a rank of a training; also these names:"""
+_RANK_NAMES = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "GROUP_RANK",
+}
 
 
 class _NotExported(Exception):
@@ -52,8 +66,8 @@ class _NotExported(Exception):
 def export_model(folder: Path, stopping: Callable[[], bool]) -> None:
     """Write model.onnx beside a final model, complete its model.json, and write the manifest anew.
 
-    `stopping` says whether the process has to end. Never raises: `export` in model.json says what failed. Without the
-    packages of the extra `export`, the model is left as it is, and the log says so.
+    `stopping` says whether the process has to end. Never raises: `export` in model.json and the job's progress say
+    what failed. Without the packages of the extra `export`, the model is left as it is, and the log says so.
     """
     form = next((name for name in FORMS if (folder / name).is_file()), None)
     if form is None:
@@ -62,6 +76,7 @@ def export_model(folder: Path, stopping: Callable[[], bool]) -> None:
         log.info("the model is not exported to ONNX: pip install 'dtj[export]' brings %s", ", ".join(missing))
         return
     began = time.monotonic()
+    progress.exporting()
     try:
         _check_memory((folder / form).stat().st_size)
         _run(folder, stopping)
@@ -71,7 +86,8 @@ def export_model(folder: Path, stopping: Callable[[], bool]) -> None:
         log.debug("the export failed", exc_info=True)
         _tell(folder, f"{type(error).__name__}: {error}")
     else:
-        log.info("%s is written, in %.1f s", folder / model_files.ONNX, time.monotonic() - began)
+        progress.exported()
+        log.info("%s is written, in %.1f s", folder / contract.MODEL_ONNX_FILE, time.monotonic() - began)
 
 
 def _check_memory(size: int) -> None:
@@ -101,7 +117,7 @@ def _run(folder: Path, stopping: Callable[[], bool]) -> None:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent(),
+            preexec_fn=_expendable(),
         )
         try:
             why = _watched(process, stopping)
@@ -110,6 +126,8 @@ def _run(folder: Path, stopping: Callable[[], bool]) -> None:
             code = process.wait()
         if code and (why or stopping()):
             raise _NotExported(why or _STOPPED)
+        if code == -signal.SIGKILL:
+            raise _NotExported(_NO_MEMORY)
         if code:
             output.seek(0)
             lines = output.read().decode(errors="replace").strip().splitlines()
@@ -121,7 +139,7 @@ def _watched(process: subprocess.Popen[bytes], stopping: Callable[[], bool]) -> 
     deadline = time.monotonic() + LIMIT_SECONDS
     while True:
         try:
-            process.wait(_LOOK_SECONDS)
+            process.wait(LOOK_SECONDS)
         except subprocess.TimeoutExpired:
             pass
         else:
@@ -129,23 +147,41 @@ def _watched(process: subprocess.Popen[bytes], stopping: Callable[[], bool]) -> 
         if stopping():
             return _STOPPED
         if (room := _room()) is not None and room < LAST_ROOM:
-            return "the pod's memory did not suffice for the export: raise the memory limit"
+            return _NO_MEMORY
         if time.monotonic() > deadline:
             return f"the export took more than {LIMIT_SECONDS:.0f} s"
 
 
 def _environment() -> dict[str, str]:
     """Return the variables for a process that is no rank, and uses no GPU."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_OF_RANKS) and name not in _RANK_NAMES
+    }
     return {**kept, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
+def _expendable() -> Callable[[], None]:
+    """Return a function for the export's start: it ends with this process, and first where memory runs out."""
+    die = die_with_parent()
+
+    def start() -> None:
+        die()
+        # The kernel takes the process with the highest value: not the rank, whose end would be the job's failure.
+        with contextlib.suppress(OSError):
+            os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), b"1000")
+
+    return start
+
+
 def _tell(folder: Path, reason: str) -> None:
-    """Say in the log and in model.json why there is no ONNX model."""
+    """Say in the log, in the job's progress and in model.json why there is no ONNX model."""
+    progress.exported(reason)
     log.warning("the model is not exported to ONNX: %s; `dtj export` does it later", reason)
     try:
-        description = json.loads((folder / model_files.DESCRIPTION).read_bytes())
-        (folder / model_files.ONNX).unlink(missing_ok=True)
+        description = json.loads((folder / contract.MODEL_DESCRIPTION_FILE).read_bytes())
+        (folder / contract.MODEL_ONNX_FILE).unlink(missing_ok=True)
         model_files.write_description(folder, {**description, "export": {"error": reason}})
     except (OSError, ValueError, TypeError) as error:
-        log.warning("%s can't say so: %s", folder / model_files.DESCRIPTION, error)
+        log.warning("%s can't say so: %s", folder / contract.MODEL_DESCRIPTION_FILE, error)

@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Literal
 
+from dtj_trainer import contract
 from dtj_trainer.artifacts import model_manifest
-from dtj_trainer.train.whole_file import write_whole
+from dtj_trainer.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-DESCRIPTION = "model.json"
-ONNX = "model.onnx"
-"""What `dtj export` writes, by hand or at the end of a training."""
-
 
 def begin(folder: Path) -> None:
     """Make the folder ready for a new model: without the ONNX model and the manifest of an earlier one."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (model_manifest.NAME, ONNX):
+    for name in (contract.MANIFEST_FILE, contract.MODEL_ONNX_FILE):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -53,11 +50,11 @@ def picture_facts(
 def write_description(folder: Path, description: dict[str, Any]) -> None:
     """Write model.json and then the manifest, which makes the folder's files a model."""
     text = json.dumps(description, indent=2) + "\n"
-    write_whole(folder / DESCRIPTION, lambda path: path.write_text(text))
+    write_whole(folder / contract.MODEL_DESCRIPTION_FILE, lambda path: path.write_text(text))
     write_manifest(folder)
 
 
 def write_manifest(folder: Path) -> None:
     """Write the manifest of a model's folder, atomically, after all of its files."""
     content = model_manifest.manifest_of(folder).to_json()
-    write_whole(folder / model_manifest.NAME, lambda path: path.write_bytes(content))
+    write_whole(folder / contract.MANIFEST_FILE, lambda path: path.write_bytes(content))

@@ -1,0 +1,78 @@
+"""From `kubectl apply` of a training to a prediction, by the three commands of docs/serving.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from tests.cluster.browser import forwarded
+from tests.cluster.jobs import ROOT, TORCH_EXAMPLE, Job, Namespace, example, kubectl
+from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.cluster
+PAGE = (ROOT / "docs/serving.md").read_text()
+
+
+def commands() -> tuple[str, str, str]:
+    """Those of the page, in its section about clusters."""
+    (block,) = re.findall(r"```console\n(\$ kubectl apply.*?)```", PAGE, re.DOTALL)
+    apply, serve, ask = re.findall(r"^\$ (.*)", block, re.MULTILINE)
+    return apply, serve, ask
+
+
+def test_three_commands_lead_from_a_training_to_a_prediction(namespace: Namespace, tmp_path: Path) -> None:
+    args = ["--model=cnn", "--max-steps=40", "--batch-size=64"]
+    job = example("vgg", TORCH_EXAMPLE, exports=True, args=args)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    Image.new("L", (300, 200), 128).save(tmp_path / "kitten.jpg")
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(_kubeconfig(namespace, tmp_path)),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    endpoint = json.dumps({"stringData": {"AWS_ENDPOINT_URL_S3": os.environ["DTJ_TEST_S3_ENDPOINT"]}})
+    namespace.kubectl("patch", "secret", "s3-credentials", f"--patch={endpoint}")
+
+    def run(command: str) -> str:
+        began = time.monotonic()
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300 * PATIENCE, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}\n{done.stderr}\n{Job(namespace, 'vgg').story()}"
+        print(f"{time.monotonic() - began:5.1f} s  {command}")
+        return done.stdout
+
+    train, serve, ask = commands()
+    run(train)
+    assert "exportError" not in Job(namespace, "vgg").status["progress"]
+    applied = run(serve)
+    assert [line.split("/")[0] for line in applied.splitlines()] == [
+        "deployment.apps",
+        "service",
+        "poddisruptionbudget.policy",
+    ]
+    run(f"kubectl rollout status deployment/vgg-serve --timeout={120 * PATIENCE:.0f}s")
+    with forwarded(namespace, "vgg-serve", 8080) as url:
+        answer = json.loads(run(ask.replace("http://127.0.0.1:8080", f"--no-progress-meter {url}")))
+        named = json.loads(run(f"curl --no-progress-meter '{url}/predictions/vgg?labels=true' -T kitten.jpg"))
+    assert len(answer) == 5
+    assert [*answer.values()] == sorted(answer.values(), reverse=True)
+    assert not any(name.isdecimal() for name in named)
+
+
+def _kubeconfig(namespace: Namespace, folder: Path) -> Path:
+    """The configuration of kubectl with this namespace."""
+    file = folder / "kubeconfig"
+    file.write_text(kubectl("config", "view", "--flatten"))
+    kubectl(f"--kubeconfig={file}", "config", "set-context", "--current", f"--namespace={namespace.name}")
+    return file
