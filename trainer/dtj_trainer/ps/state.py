@@ -11,7 +11,7 @@ import numpy as np
 from dtj_trainer.artifacts import checkpoints
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
 VARIABLES = "variables.npz"
@@ -46,12 +46,11 @@ class State:
     final: bool = False
 
 
-def save(state: State, vectors: Mapping[str, np.ndarray]) -> Path:
-    """Write a checkpoint with the result of `Parameters.vectors`."""
+def save(state: State, write_vectors: Callable[[Path], None]) -> Path:
+    """Write a checkpoint. `write_vectors` writes `Parameters.vectors` to a path, as `numpy.savez` would."""
 
     def write(folder: Path) -> None:
-        with (folder / VARIABLES).open("wb") as file:
-            np.savez(file, **vectors)  # type: ignore[arg-type]
+        write_vectors(folder / VARIABLES)
         (folder / TRAINING).write_text(json.dumps(asdict(state), indent=1) + "\n")
 
     return checkpoints.save(state.step, write)
