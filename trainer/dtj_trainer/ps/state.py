@@ -1,4 +1,8 @@
-"""A checkpoint of a parameter server training: written by the chief, read by the next chief and the evaluator."""
+"""A checkpoint of a parameter server training: written by the chief, read by the next chief and the evaluator.
+
+TensorFlow's asynchronous checkpoints also take variables on parameter servers, but a thread of the chief writes them,
+in files that depend on the number of servers.
+"""
 
 from __future__ import annotations
 
