@@ -189,6 +189,9 @@ def main() -> int:
     parser.add_argument(
         "--saves-minutes", type=float, default=5.0, help="of each training (default: %(default)s)"
     )
+    parser.add_argument(
+        "--saves-framework", choices=("torch", "tensorflow"), default="torch", help="of these trainings"
+    )
     parser.add_argument("--saves-every", type=float, default=30.0, help="seconds (default: %(default)s)")
     given = parser.parse_args()
     unit = BLOCK_BYTES * FILES
@@ -201,7 +204,8 @@ def main() -> int:
                 transfers = Transfers(store, Path(name), given.saves_megabytes * 10**6)
                 length, data = given.saves_minutes * 60, fashion_mnist.folder()
                 found |= save_stalls.figures(
-                    Path(name), data, transfers, seconds=length, every=given.saves_every
+                    *(Path(name), data, transfers, given.saves_framework),
+                    **{"seconds": length, "every": given.saves_every},
                 )
             if "faults" in given.parts:
                 found |= large(Path(name, "large"), size) | refusals(Path(name, "small"))

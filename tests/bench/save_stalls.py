@@ -39,16 +39,21 @@ TARGETS = (
 
 
 def figures(
-    folder: Path, data: Path, transfers: Transfers, *, seconds: float, every: float
+    folder: Path, data: Path, transfers: Transfers, framework: str, *, seconds: float, every: float
 ) -> dict[str, float]:
-    """The figures of two trainings of so many seconds, one of which saves `every` so many seconds."""
+    """The figures of two trainings of so many seconds, one of which saves `every` so many seconds.
+
+    `framework`: `torch` or `tensorflow`.
+    """
     size = int(transfers.megabytes * 1e6)
     pin([transfers.store_pid], os.sched_getaffinity(0) - {min(os.sched_getaffinity(0))} or {0})
-    without = _steps(folder / "without", data, size, seconds, "--checkpoint-seconds=1e9", "--no-async-save")
+    without = _steps(
+        folder / "without", data, framework, size, seconds, "--checkpoint-seconds=1e9", "--no-async-save"
+    )
     uri = f"s3://{BUCKET}/saving"
     root = folder / "saving"
     with _uploader(root / contract.CHECKPOINTS, uri, transfers):
-        saving = _steps(root, data, size, seconds, f"--checkpoint-seconds={every}")
+        saving = _steps(root, data, framework, size, seconds, f"--checkpoint-seconds={every}")
         uploaded = len(
             read_index(open_store(f"{uri}/{contract.CHECKPOINTS}", transfers.environment)).manifests
         )
@@ -75,12 +80,21 @@ def _restores(transfers: Transfers) -> float:
     return statistics.median(transfers.down_by_boto3() / transfers.down("restored") for _ in range(RESTORES))
 
 
-def _steps(root: Path, data: Path, size: int, seconds: float, *options: str) -> Sequence[float]:
+def _steps(
+    root: Path, data: Path, framework: str, size: int, seconds: float, *options: str
+) -> Sequence[float]:
     """The seconds of each step of a training with these options."""
     (root / contract.CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     times = root / "times"
-    arguments = [str(size), str(times), f"--data={data}", f"--batch-size={BATCH}", "--epochs=1000", *options]
+    program = [framework, str(size), str(times)]
+    arguments = [*program, f"--data={data}", f"--batch-size={BATCH}", "--epochs=1000", *options]
     environment = {
+        # Horovod's wheel for TensorFlow lies beside the environment, which has the one for PyTorch.
+        "PYTHONPATH": os.pathsep.join(
+            [f"{sys.prefix}/horovod-tensorflow"] * (framework == "tensorflow")
+            + [os.environ.get("PYTHONPATH", "")]
+        ).strip(os.pathsep),
+        "CUDA_VISIBLE_DEVICES": "",
         contract.ENV_ROOT: str(root),
         contract.ENV_ARTIFACTS_URI: "s3://pruned/by-the-uploader",
         "OMP_NUM_THREADS": "1",

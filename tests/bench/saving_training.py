@@ -1,7 +1,8 @@
-"""`python -m tests.bench.saving_training BYTES TIMES OPTIONS…`: a PyTorch training of one rank on one processor.
+"""`python -m tests.bench.saving_training FRAMEWORK BYTES TIMES OPTIONS…`: a training of one rank on one processor.
 
-Weights and SGD's momentum together have BYTES. The training appends the time (monotonic, in seconds) at which each
-step ended to the file TIMES. OPTIONS are those of the program. The process that saves may use all processors.
+FRAMEWORK is `torch` or `tensorflow`. Weights and SGD's momentum together have BYTES. The training appends the time
+(monotonic, in seconds) at which each step ended to the file TIMES. OPTIONS are those of the program. The process that
+saves may use all processors.
 """
 
 from __future__ import annotations
@@ -9,44 +10,41 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
-
-from torch import nn
-
-from dtj_trainer.programs import torch_image_classification
-from dtj_trainer.torch import division
-from dtj_trainer.torch import model as torch_model
-from dtj_trainer.torch.models import PictureClassifier
 
 UNITS = 4096
 PINNED_AFTER = 2
 """Steps. The first one starts the process that saves, which would inherit the processor."""
 
 
-class Model(torch_model.TorchModel):
-    """Writes down when its steps ended."""
-
-    times: TextIO
+def timed(train: Callable[..., None], times: TextIO) -> Callable[..., None]:
+    """Return the method, which also writes down when it ended, and pins the process after the first steps."""
     steps = 0
 
-    def train(self, *given: Any, **named: Any) -> None:
-        """Make a step."""
-        super().train(*given, **named)
-        print(time.monotonic(), file=self.times, flush=True)
-        self.steps += 1
-        if self.steps == PINNED_AFTER:
+    def step(*given: Any, **named: Any) -> None:
+        nonlocal steps
+        train(*given, **named)
+        print(time.monotonic(), file=times, flush=True)
+        steps += 1
+        if steps == PINNED_AFTER:
             processor = {min(os.sched_getaffinity(0))}
             for thread in Path("/proc/self/task").iterdir():
                 with suppress(ProcessLookupError):
                     os.sched_setaffinity(int(thread.name), processor)
 
+    return step
 
-def main() -> None:
-    """Train until the process is killed."""
-    size, times, *options = sys.argv[1:]
-    units = int(size) // 4 // 2 // UNITS
+
+def torch(units: int, times: TextIO, options: Sequence[str]) -> None:
+    """Train by PyTorch."""
+    from torch import nn
+
+    from dtj_trainer.programs import torch_image_classification
+    from dtj_trainer.torch import model
+    from dtj_trainer.torch.models import PictureClassifier
 
     def build(_name: str, shape: tuple[int, int, int], classes: int, *_: object) -> PictureClassifier:
         pixels = shape[0] * shape[1] * shape[2]
@@ -55,11 +53,39 @@ def main() -> None:
             nn.Sequential(nn.Flatten(), *layers, nn.Linear(units - pixels, classes)), [0.0], [1.0]
         )
 
-    vars(torch_model)["build"] = build
-    vars(division)["TorchModel"] = Model
+    vars(model)["build"] = build
+    model.TorchModel.train = timed(model.TorchModel.train, times)  # type: ignore[method-assign]
+    torch_image_classification.main(list(options))
+
+
+def tensorflow(units: int, times: TextIO, options: Sequence[str]) -> None:
+    """Train by Keras."""
+    import keras
+
+    from dtj_trainer.keras import model, models
+    from dtj_trainer.programs import horovod_tf_image_classification
+
+    def build(_name: str, shape: tuple[int, int, int], classes: int, _seed: int) -> keras.Model:
+        pixels = shape[0] * shape[1] * shape[2]
+        sizes = UNITS, units - pixels
+        hidden = [keras.layers.Dense(size, activation="relu") for size in sizes]
+        return keras.Sequential(
+            [
+                *(keras.Input(shape), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()),
+                *(*hidden, keras.layers.Dense(classes)),
+            ]
+        )
+
+    vars(models)["build"] = build
+    model.KerasModel.train = timed(model.KerasModel.train, times)  # type: ignore[method-assign]
+    horovod_tf_image_classification.main(list(options))
+
+
+def main() -> None:
+    """Train until the process is killed."""
+    framework, size, times, *options = sys.argv[1:]
     with Path(times).open("w", encoding="utf-8") as file:
-        Model.times = file
-        torch_image_classification.main(options)
+        {"torch": torch, "tensorflow": tensorflow}[framework](int(size) // 4 // 2 // UNITS, file, options)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from tests.trainer import horovod_run
 from tests.trainer.conftest import NOT_IN_THE_IMAGES
 from tests.trainer.idx_files import write_pictures
 
+from dtj_trainer.train.state_file import identity
+
 WHEEL = Path(sys.prefix) / "horovod-tensorflow"
 """Where `docker/wheels.py --install` puts it: the environment itself has the wheel for PyTorch."""
 QUIET = {
@@ -209,6 +211,56 @@ def test_a_large_checkpoint_takes_no_more_memory_than_it_is_large(tmp_path: Path
         return LargeState(tmp_path / "run", data, 2, *options)
 
     horovod_run.assert_a_large_state_is_resumed_in_little_memory(run, tmp_path, "state.npz")
+
+
+SAVES = """
+import sys, horovod.tensorflow as hvd, numpy as np
+from pathlib import Path
+from dtj_trainer.data.pictures import Pictures, PictureSet
+from dtj_trainer.data.sharding import Share
+from dtj_trainer.keras.horovod_ranks import KerasRanks
+from dtj_trainer.keras.model import KerasModel, KerasSaver
+from dtj_trainer.train import staged_arrays
+from dtj_trainer.train.options import parse
+
+hvd.init()
+pictures = Pictures(np.random.default_rng(1).integers(0, 256, (4, 1, 12, 12)).astype("u1"), np.arange(4))
+data, options = PictureSet(pictures, pictures, 4), parse(["--model=resnet20"], "program", "", ("cnn", "resnet20"))
+ranks = KerasRanks()
+model = KerasModel(options, data, ranks)
+batch = model.prepare(pictures.pixels, pictures.labels)
+
+def step(number):
+    model.train(batch, Share(np.arange(4), 4, 4, 4), 0.1, number)
+
+step(0)
+for by, large in (("process", 0), ("thread", 2**40)):
+    staged_arrays.LARGE_BYTES = large
+    saver = KerasSaver(options, data, model, ranks)
+    saver.prepare_saves()
+    for number in range(2):
+        waiting, beside = (Path(sys.argv[1], f"{kind}-{by}-{number}.npz") for kind in ("waiting", "beside"))
+        run = {"position": [number, 0, 0]}
+        digest = saver.digest()
+        saver.write_state(waiting, run)
+        write = saver.stage(run)
+        step(number)
+        write(beside)
+        trained = saver.digest()
+        saver.load_state(beside)
+        print(saver.read_run(beside) == run, trained != digest, saver.digest() == digest)
+    saver.close()
+"""
+
+
+def test_a_save_beside_the_training_is_the_state_of_its_step(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SAVES, str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, **QUIET}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"] * 12
+    for by in ("process", "thread"):
+        for number in range(2):
+            files = [tmp_path / f"{kind}-{by}-{number}.npz" for kind in ("waiting", "beside")]
+            assert identity(files[0]) == identity(files[1])
 
 
 def test_a_resume_within_an_epoch_is_exact_with_batch_statistics(tmp_path: Path) -> None:

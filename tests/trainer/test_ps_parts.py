@@ -29,9 +29,13 @@ from tests.patience import PATIENCE
 from tests.trainer.conftest import until
 
 from dtj_trainer import contract, progress
+from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.contract import Bottleneck
 from dtj_trainer.data.blocks_ahead import BlocksAhead
 from dtj_trainer.data.sharding import Sharding
+from dtj_trainer.train import staged_arrays
+from dtj_trainer.train.protocols import Position
+from dtj_trainer.train.schedule import Ramp
 
 tf = pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
 keras = pytest.importorskip("keras")
@@ -225,10 +229,41 @@ def test_parameters_of_models(name: str, parameters: int) -> None:
 # --- checkpoints --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("large", [0, 2**40], ids=["process", "thread"])
+def test_the_chief_saves_the_state_of_a_step_beside_the_training(
+    large: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
+    monkeypatch.setattr(shards, "ps_device", lambda _: "/device:CPU:0")
+    monkeypatch.setattr(parameters, "ps_device", lambda _: "/device:CPU:0")
+    monkeypatch.setattr(staged_arrays, "LARGE_BYTES", large)
+    options = parse(["--model=resnet20"], "program", "what it is")
+    network = models.build("resnet20", (8, 8, 1), 3, 1)
+    held = parameters.Parameters(network, options, 2)
+    here = state.State("resnet20", (8, 8, 1), 3, "sgd", 100)
+    saver = chief.ChiefSaver(options, here, network, held, chief.Pulse())
+    saver.prepare_saves()
+    expected = {}
+    for step in (1, 2):
+        here.step = step
+        held.step.assign(step)
+        expected[step] = held.vectors()
+        saver.save(Position(step, 0, step), Ramp(0.0, 1.0, 1.0), None, final=False, wait=False)
+        held.restore({name: values + 1 for name, values in expected[step].items()})
+    saver.close()
+    for saved in checkpoints.saved():
+        found, vectors = state.load(saved.path)
+        assert (found.step, vectors.keys()) == (saved.step, expected[saved.step].keys())
+        for name, values in vectors.items():
+            assert values.dtype == expected[saved.step][name].dtype
+            np.testing.assert_array_equal(values, expected[saved.step][name])
+    assert len(checkpoints.saved()) == 2
+
+
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
     mine = state.State("cnn", (28, 28, 1), 10, "sgd", 1004, step=5, epoch=1, examples=320)
-    folder = state.save(mine, {"trainable": np.arange(3.0)})
+    folder = state.save(mine, lambda path: np.savez(path, trainable=np.arange(3.0)))
     found, vectors = state.load(folder)
     assert found == mine
     np.testing.assert_array_equal(vectors["trainable"], np.arange(3.0))
@@ -430,7 +465,7 @@ def test_the_evaluator_reads_each_checkpoint_once(tmp_path: Path, monkeypatch: p
     now = state.State("cnn", (28, 28, 1), 10, "sgd", 1004, step=5)
     for final in (False, True):  # the last one replaces that of the same step
         now.final = final
-        state.save(now, {"trainable": np.arange(3.0)})
+        state.save(now, lambda path: np.savez(path, trainable=np.arange(3.0)))
         found = newest.another()
         assert found is not None
         assert found[0] == now

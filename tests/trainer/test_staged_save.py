@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 import torch
 from tests.trainer.conftest import until
+from tests.trainer.save_processes import child
 from torch import nn
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.torch import staging
-from dtj_trainer.torch.staging import LARGE_BYTES, StagedState
+from dtj_trainer.torch.staging import StagedState
 from dtj_trainer.train.background_save import BackgroundSave
+from dtj_trainer.train.writer_process import LARGE_BYTES
 
 
 class Trained:
@@ -50,18 +52,6 @@ def staged() -> Iterator[StagedState]:
     made = StagedState()
     yield made
     made.close()
-
-
-def child(of: int | None = None) -> int:
-    """The SaveProcess of a process, or of this test."""
-    listed = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(of or os.getpid())],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (found,) = [line for line in listed.stdout.splitlines() if "save_process" in line]
-    return int(found.split()[0])
 
 
 def descriptors() -> int:
@@ -111,11 +101,11 @@ def test_errors_of_the_process_are_raised_and_its_death_leaves_no_half_checkpoin
     monkeypatch.setenv(contract.ENV_ROOT, str(tmp_path))
     write = staged.stage(Trained(LARGE_BYTES).state())
     assert write
-    os.kill(child(), signal.SIGTERM)  # A stop is for the rank alone.
+    os.kill(child("save_process"), signal.SIGTERM)  # A stop is for the rank alone.
     with pytest.raises(RuntimeError, match=r"Parent directory .* does not exist"):
         write(tmp_path / "no folder/state.pt")
     checkpoints.save(1, lambda folder: write(folder / "state.pt"))
-    process = child()
+    process = child("save_process")
 
     def killed(folder: Path) -> None:
         os.kill(process, signal.SIGSTOP)
@@ -142,14 +132,16 @@ def test_without_room_in_shared_memory_the_training_waits(
     assert caplog.text.count("the training waits for each save: unable to allocate shared memory") == 1
 
 
-def test_the_process_ends_with_its_rank() -> None:
-    script = "from dtj_trainer.torch.save_process import *; held = SaveProcess(); print(flush=True); input()"
+@pytest.mark.parametrize("module", ["torch.save_process", "train.array_process"])
+def test_the_process_ends_with_its_rank(module: str) -> None:
+    make = "ArrayProcess({})" if "array" in module else "SaveProcess()"
+    script = f"from dtj_trainer.{module} import *; held = {make}; print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as rank:
         assert rank.stdout
         rank.stdout.readline()
-        process = Path("/proc", str(child(rank.pid)))
+        process = Path("/proc", str(child("_process", rank.pid)))
         rank.kill()
     until(lambda: not process.exists(), "the end of the process", 60)
 

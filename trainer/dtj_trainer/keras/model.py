@@ -21,12 +21,14 @@ from dtj_trainer.keras import models, optimizers, saved_model
 from dtj_trainer.keras.chance import draw_anew
 from dtj_trainer.keras.horovod_ranks import KerasRanks, rows_of
 from dtj_trainer.keras.losses import cross_entropies
+from dtj_trainer.train.array_process import in_memory
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.protocols import PictureModel
+from dtj_trainer.train.staged_arrays import StagedArrays
 from dtj_trainer.train.state_file import Array, read_array, write_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from dtj_trainer.data.pictures import PictureSet
@@ -105,19 +107,32 @@ class KerasSaver(FileSaver):
             **{f"model/{each.path}": each for each in model.network.weights},
             **{f"optimizer/{each.path}": each for each in model.optimizer.variables},
         }
+        self._staged = StagedArrays()
 
     def write_state(self, path: Path, run: dict[str, Any]) -> None:
         """See FileSaver."""
-        _write(path, run, ((name, _array(variable)) for name, variable in self._variables.items()))
+        write_arrays(path, itertools.chain(in_memory(_described(run)), self._arrays().items()))
 
-    def stage(self, run: dict[str, Any]) -> Callable[[Path], None]:
-        """See FileSaver. The copy is in the process's own memory until it is written."""
-        copies = []
-        for name, variable in self._variables.items():
-            array = _array(variable)
-            parts = [np.array(part) for part in array.parts]
-            copies.append((name, array._replace(parts=parts)))
-        return lambda path: _write(path, run, copies)
+    def prepare_saves(self) -> None:
+        """See Saver."""
+        if self._ranks.rank == 0 and self._options.async_save:
+            self._staged.prepare(self._arrays())
+
+    def stage(self, run: dict[str, Any]) -> Callable[[Path], None] | None:
+        """See FileSaver."""
+        described = _described(run)
+        if self._staged.copy(self._arrays()) is None:
+            return None
+        return lambda path: self._staged.write(path, described)
+
+    def close(self) -> None:
+        """See Saver."""
+        super().close()
+        self._staged.close()
+
+    def _arrays(self) -> dict[str, Array]:
+        """Return the variables as a checkpoint stores them. Their values are read only when they are written."""
+        return {name: _array(variable) for name, variable in self._variables.items()}
 
     def read_run(self, path: Path) -> dict[str, Any]:
         """See FileSaver."""
@@ -226,19 +241,21 @@ def _test(model: keras.Model, shape: tuple[int, int, int]) -> Callable[..., tupl
     return compiled
 
 
-def _write(path: Path, run: dict[str, Any], arrays: Iterable[tuple[str, Array]]) -> None:
-    about = np.array(json.dumps(run))
-    write_arrays(path, itertools.chain([(_RUN, Array((), about.dtype, [about]))], arrays))
+def _described(run: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {_RUN: np.array(json.dumps(run))}
 
 
 def _array(variable: keras.Variable) -> Array:
-    """Return a variable as a checkpoint stores it. Its values are read only when they are written."""
+    """Return a variable as a checkpoint stores it."""
     held = variable.value
     return Array(tuple(held.shape), np.dtype(held.dtype.as_numpy_dtype), _parts(variable))
 
 
 def _parts(variable: keras.Variable) -> Iterator[np.ndarray]:
-    """Yield the values of a variable in pieces."""
+    """Yield the values of a variable: in pieces, or those in this process's memory as they are, without a copy."""
     held = variable.value
+    if "CPU" in held.device:
+        yield np.asarray(memoryview(held.read_value()))
+        return
     for piece in rows_of(held) if held.shape.rank else [...]:
         yield held[piece].numpy()

@@ -25,11 +25,14 @@ from dtj_trainer.ps.report import Report
 from dtj_trainer.ps.state import State
 from dtj_trainer.ps.updates import Asynchronous, Synchronous, WorkerStep
 from dtj_trainer.ps.worker_pictures import Dealt
+from dtj_trainer.train.array_process import in_memory
 from dtj_trainer.train.background_save import BackgroundSave
 from dtj_trainer.train.batches import Batch, Batches
 from dtj_trainer.train.export_process import export_model
 from dtj_trainer.train.loop import LossNotFinite, Training, check_loss
 from dtj_trainer.train.protocols import Model, Position, Ranks, Saver
+from dtj_trainer.train.staged_arrays import StagedArrays
+from dtj_trainer.train.state_file import write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -191,7 +194,7 @@ class ChiefSaver(Saver):
     ) -> None:
         self.state, self._class_names = here, class_names
         self._options, self._network, self._parameters, self._pulse = options, network, parameters, pulse
-        self._background = BackgroundSave()
+        self._background, self._staged = BackgroundSave(), StagedArrays()
 
     def resume(self) -> tuple[Position, None]:
         """See Saver. Raises NotOurCheckpoint."""
@@ -212,7 +215,9 @@ class ChiefSaver(Saver):
         """
         del ramp, accuracy  # The learning rate is constant, and the evaluator tests each checkpoint.
         self._pulse.beat()
-        vectors = self._parameters.vectors()
+        self._background.wait()
+        copy = self._staged.copy(self._parameters.described())
+        vectors = self._parameters.vectors() if copy is None else copy
         if not np.isfinite(vectors["trainable"]).all():
             raise LossNotFinite(f"not all weights are finite after step {at.step}: try a lower --lr")
         if final:
@@ -220,11 +225,18 @@ class ChiefSaver(Saver):
             set_weights(self._network, vectors)
         self.state.epoch, self.state.examples, self.state.final = at.epoch, at.examples, final
         saved = replace(self.state)
-        self._background.begin(lambda: state.save(saved, vectors))
-        if wait:
+        write = (
+            functools.partial(write_arrays, arrays=in_memory(vectors)) if copy is None else self._staged.write
+        )
+        self._background.begin(lambda: state.save(saved, write))
+        if wait or copy is None:
             self._background.wait()
         if not final:
             self._pulse.beat()
+
+    def prepare_saves(self) -> None:
+        """See Saver."""
+        self._staged.prepare(self._parameters.described())
 
     @property
     def busy(self) -> bool:
@@ -234,6 +246,7 @@ class ChiefSaver(Saver):
     def close(self) -> None:
         """See Saver."""
         self._background.close()
+        self._staged.close()
 
     def export(self, at: Position, accuracy: float | None) -> Mapping[str, object]:
         """See Saver."""

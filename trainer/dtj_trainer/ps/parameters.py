@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from dtj_trainer.ps import optimizers
 from dtj_trainer.ps.shards import Layout, ShardedVector, ps_device
+from dtj_trainer.train.state_file import Array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,6 +51,12 @@ class Parameters:
         """Copy everything to this process, as vectors by name. Consistent only while no worker updates."""
         held = {name: vector.value() for name, vector in self._vectors().items()}
         return held | {"step": np.array(int(self.step.numpy()), np.int64)}
+
+    def described(self) -> dict[str, Array]:
+        """Describe what `vectors` copies. Reading the parts of a vector copies it, while no worker updates."""
+        held = {name: vector.described() for name, vector in self._vectors().items()}
+        step = (np.asarray(self.step.numpy()) for _ in range(1))
+        return held | {"step": Array((), np.dtype(np.int64), step)}
 
     def restore(self, held: Mapping[str, np.ndarray]) -> None:
         """Restore a result of `vectors`, also from another number of servers.

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from dtj_trainer.train.state_file import Array
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -74,9 +76,14 @@ class ShardedVector:
             for piece, part in zip(self.pieces, parts, strict=True)
         ]
 
+    def described(self) -> Array:
+        """Describe the vector for a checkpoint. Reading its parts copies the values to this process."""
+        values = (np.asarray(memoryview(piece.read_value())) for piece in self.pieces)
+        return Array((sum(self.sizes),), np.dtype(np.float32), values)
+
     def value(self) -> np.ndarray:
         """Copy the current vector to this process."""
-        return np.concatenate([piece.numpy() for piece in self.pieces])
+        return np.concatenate(list(self.described().parts))
 
 
 def ps_device(server: int) -> str:

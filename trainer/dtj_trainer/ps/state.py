@@ -1,4 +1,8 @@
-"""A checkpoint of a parameter server training: written by the chief, read by the next chief and the evaluator."""
+"""A checkpoint of a parameter server training: written by the chief, read by the next chief and the evaluator.
+
+TensorFlow's asynchronous checkpoints also take variables on parameter servers, but a thread of the chief writes them,
+in files that depend on the number of servers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import numpy as np
 from dtj_trainer.artifacts import checkpoints
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
 VARIABLES = "variables.npz"
@@ -46,12 +50,11 @@ class State:
     final: bool = False
 
 
-def save(state: State, vectors: Mapping[str, np.ndarray]) -> Path:
-    """Write a checkpoint with the result of `Parameters.vectors`."""
+def save(state: State, write_vectors: Callable[[Path], None]) -> Path:
+    """Write a checkpoint. `write_vectors` writes `Parameters.vectors` to a path, as `numpy.savez` would."""
 
     def write(folder: Path) -> None:
-        with (folder / VARIABLES).open("wb") as file:
-            np.savez(file, **vectors)  # type: ignore[arg-type]
+        write_vectors(folder / VARIABLES)
         (folder / TRAINING).write_text(json.dumps(asdict(state), indent=1) + "\n")
 
     return checkpoints.save(state.step, write)

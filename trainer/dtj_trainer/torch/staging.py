@@ -11,16 +11,13 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from dtj_trainer.torch.save_process import SaveProcess
 from dtj_trainer.torch.state_dicts import tensors_in
+from dtj_trainer.train.writer_process import LARGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 log = logging.getLogger(__name__)
-
-LARGE_BYTES = 16 * 2**20
-"""A process writes a state of this size. A thread writes a smaller one in milliseconds, in which it holds Python's
-global lock."""
 
 
 class StagedState:

@@ -40,6 +40,11 @@ class Array(NamedTuple):
     dtype: np.dtype
     parts: Iterable[np.ndarray]
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 def write_arrays(path: Path, arrays: Iterable[tuple[str, Array]]) -> None:
     """Write the file that `numpy.savez` would write for these arrays, with one part in memory at a time."""

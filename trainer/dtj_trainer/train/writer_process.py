@@ -1,0 +1,95 @@
+"""A process that writes checkpoints from memory that it shares with the rank.
+
+A thread of the rank would hold Python's global lock for long parts of a save, so that the training would wait.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from dtj_trainer.artifacts.background_priority import run_in_background
+from dtj_trainer.parent_death import die_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LARGE_BYTES = 16 * 2**20
+"""A process writes a state of this size. A thread writes a smaller one in milliseconds, in which it holds Python's
+global lock."""
+
+
+class WriterProcessEnded(RuntimeError):
+    """The process that writes checkpoints has ended, so that the checkpoint is not written."""
+
+
+class WriterProcess:
+    """The rank's end. Construct it in the main thread; the process ends with that thread.
+
+    The process runs `module`, which calls `serve`. It inherits `descriptors`, whose numbers are its arguments.
+    """
+
+    def __init__(self, module: str, *descriptors: int) -> None:
+        ours, theirs = socket.socketpair()
+        # The process inherits the mask. Signals of a stop are for the rank, which lets the save end.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        try:
+            with theirs:
+                inherited = (theirs.fileno(), *descriptors)
+                self._process = subprocess.Popen(  # noqa: S603 - no word of it comes from outside
+                    [sys.executable, "-m", module, *map(str, inherited)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=inherited,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self.connection = Connection(ours.detach())
+
+    def ask(self, request: object) -> None:
+        """Let the process do what `request` says, and wait for it.
+
+        Raises WriterProcessEnded; OSError, RuntimeError or ValueError with what the process says about another
+        failure.
+        """
+        try:
+            self.connection.send(request)
+            error: Exception | None = self.connection.recv()
+        except (EOFError, OSError) as lost:
+            self.close()
+            raise WriterProcessEnded(
+                f"the process that writes checkpoints ended with {self._process.returncode}"
+            ) from lost
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """End the process."""
+        self.connection.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def connected() -> Connection:
+    """Return the connection of this process, which a WriterProcess started, to its rank. Lowers the priority."""
+    die_with_parent()()
+    run_in_background()
+    return Connection(int(sys.argv[1]))
+
+
+def serve(connection: Connection, write: Callable[[Any], None]) -> None:
+    """Answer each request by `write` until the rank ends."""
+    while True:
+        try:
+            request = connection.recv()
+        except EOFError:
+            return
+        try:
+            write(request)
+        except (OSError, RuntimeError, ValueError) as error:
+            connection.send(error)
+        else:
+            connection.send(None)
