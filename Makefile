@@ -29,7 +29,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help demo demo-cluster test test-chaos test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page-picture cluster cluster-down clean bench-week release
+.PHONY: help demo demo-cluster test test-chaos test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-serve bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page-picture cluster cluster-down clean bench-week release
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -122,6 +122,9 @@ bench-checkpoints: $(VENV)  ## cost of saves beside a training (MINUTES=5); larg
 
 bench-data: $(VENV)  ## reading of data sets from S3, beside GETs and other libraries, which get an environment of their own
 	@$(PY) -m tests.bench.data
+
+bench-serve: $(VENV)  ## `dtj serve` beside the bare session, a minimal server, LitServe and TorchServe; 1.2 GB of environments
+	@$(PY) -m tests.bench.serve
 
 images: $(VENV)  ## build the images of operator, trainer, TensorBoard and server; prints their archives
 	@$(PY) docker/build.py --print-archives
