@@ -15,7 +15,7 @@ from tests.bench.serve_torchserve import likeliest, pixels_of, session_of
 DELAY_SECONDS = 0.002
 
 
-class Classifier(litserve.LitAPI):
+class Classifier(litserve.LitAPI):  # type: ignore[misc]
     """See LitServe."""
 
     def __init__(self, folder: str, threads: int, batch: int) -> None:
