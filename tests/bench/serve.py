@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from tests.bench.figures import table
 from tests.bench.machine import machine
 from tests.bench.serve_load import Measured
-from tests.bench.serve_models import write_models
+from tests.bench.serve_models import make_models
 from tests.bench.serve_rounds import KINDS, Bench, Figures, middle, rounds
 from tests.bench.targets import Target, verdicts
 
@@ -87,7 +87,7 @@ def main() -> int:
     given = parser.parse_args()
     before, threads = machine(), len(os.sched_getaffinity(0))
     with TemporaryDirectory(prefix="dtj-bench-") as name:
-        write_models(Path(name))
+        make_models(Path(name))
         with Bench(Path(name), threads, given.seconds) as bench:
             found = rounds(bench, given.rounds)
             failures = bench.failures

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+ROOT = Path(__file__).parents[2]
 CLASSES = 10
 CHANNELS = {28: 1, 32: 3, 224: 3}
 """Of pictures of a side: those of Fashion-MNIST, of CIFAR-10 and of ImageNet."""
@@ -115,6 +117,11 @@ def write_models(folder: Path) -> None:
         )
         if export.main([str(folder / model.name)]):
             raise RuntimeError(f"{model.name} can't be exported")
+
+
+def make_models(folder: Path) -> None:
+    """Run a process that writes the models: PyTorch's threads are not those of the measurements."""
+    subprocess.run([sys.executable, "-m", "tests.bench.serve_models", str(folder)], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench.serve_servers import ROOT, Server, environment_of, free_port, last_line, listens, running
+from tests.bench.serve_servers import ROOT, Server, environment_of, free_port, last_line, running
 
 LITSERVE = (
     "litserve==0.2.19",
@@ -59,7 +59,16 @@ def litserve(folder: Path, setting: Setting, log: Path) -> AbstractContextManage
     python = environment_of("litserve", LITSERVE) / "bin/python"
     port = free_port()
     words = [str(port), *map(str, setting), str(folder)]
-    return running([str(python), str(ROOT / "tests/bench/serve_litserve.py"), *words], port, log, listens)
+    return running([str(python), str(ROOT / "tests/bench/serve_litserve.py"), *words], port, log, _healthy)
+
+
+def _healthy(port: int) -> bool:
+    """Whether LitServe's workers are ready."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def torchserve(
