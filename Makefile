@@ -29,7 +29,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help demo demo-cluster test test-chaos test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster
+.PHONY: help demo demo-cluster test test-chaos test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster bench-serve
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -128,6 +128,9 @@ bench-data: $(VENV)  ## reading of data sets from S3, beside GETs and other libr
 
 bench-history: $(VENV)  ## the history of 10,000 ended jobs: newest jobs, filling of the cache, sorting, memory
 	@$(PY) -m tests.bench.history
+
+bench-serve: $(VENV)  ## `dtj serve` beside the bare session, a minimal server, LitServe and TorchServe; 1.2 GB of environments
+	@$(PY) -m tests.bench.serve
 
 images: $(VENV)  ## build the images of operator, trainer, TensorBoard and server; prints their archives
 	@$(PY) docker/build.py --print-archives

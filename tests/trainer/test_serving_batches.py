@@ -86,6 +86,20 @@ def test_a_full_queue_takes_no_more_until_it_is_shorter(batcher: Batcher) -> Non
     assert answer(batcher.submit(model.as_model, x(9))) == [[18], [-9]]
 
 
+def test_a_batch_waits_for_as_many_requests_as_the_last_one_had() -> None:
+    made = Batcher("test", Limits(4, 1000 * PATIENCE, 8), threading.Semaphore(1), lambda examples: None)
+    model = Doubling(held=True)
+    asked = [made.submit(model.as_model, x(value)) for value in range(3)]
+    until(lambda: model.batches, "the first batch runs")
+    model.may_run.set()
+    assert [answer(each)[0] for each in asked] == [[0], [2], [4]]
+    last = len(model.batches[-1])
+    asked = [made.submit(model.as_model, x(value)) for value in range(last)]
+    assert [answer(each)[0] for each in asked] == [[0], [2], [4]][:last]
+    assert model.batches[-1] == list(range(last))
+    made.close()
+
+
 def test_a_failure_is_told_to_its_batch_alone(batcher: Batcher) -> None:
     model = Doubling()
     failed = batcher.submit(model.as_model, x(-1))

@@ -129,6 +129,31 @@ def test_a_request_that_does_not_come_is_given_up(model: Path, sent: bytes) -> N
         assert client("GET", "/ping").status == 200
 
 
+HEAD = b"POST /predictions/m HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HEAD + b"X: " + bytes(b"x" * 70_000),
+        HEAD + b"X: x\r\n" * 20_000,
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n" + b"X: x\r\n" * 20_000,
+        b"GET /" + bytes(b"x" * 70_000),
+        b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n" * 1000,
+    ],
+    ids=["a header", "headers", "trailers", "an address", "requests"],
+)
+def test_what_a_connection_may_send_without_an_answer_is_limited(client: Client, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", client.port), timeout=30 * PATIENCE) as connection:
+        try:
+            connection.sendall(sent)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))  # Until the server closes it.
+        except ConnectionError:
+            answer = None
+    assert answer is None or b"HTTP/1.1 400 " in answer
+    assert client("GET", "/ping").status == 200
+
+
 @pytest.mark.parametrize(
     ("words", "sent", "other"),
     [(("--max-waiting=1",), 1, 100), (("--max-body=1", "--max-held=1"), 700_000, 500_000)],

@@ -21,6 +21,7 @@ _NEEDED = (
     "boto3",
     "fastapi",
     "google_crc32c",
+    "httptools",
     "numpy",
     "onnxruntime",
     "prometheus_client",

@@ -19,6 +19,11 @@ def refusal(path: str, error: Refused) -> JSONResponse:
     return failure(path, error.status, error.message, error.headers, kind)
 
 
+def broken(path: str) -> JSONResponse:
+    """Return the answer to a request at which the server failed."""
+    return failure(path, 500, "the server failed; its log says why")
+
+
 def failure(
     path: str, status: int, message: str, headers: dict[str, str] | None = None, kind: str | None = None
 ) -> JSONResponse:

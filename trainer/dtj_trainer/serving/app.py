@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from dtj_trainer.serving import answers, inference_protocol, predictions
 from dtj_trainer.serving.access import Measured, Token
+from dtj_trainer.serving.direct import Direct
 from dtj_trainer.serving.page import routes as page_routes
 from dtj_trainer.serving.refusal import Refused
 
@@ -65,9 +66,9 @@ def application(service: Service, token: str | None) -> ASGIApp:
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
         del error  # The server logs it.
-        return answers.failure(request.url.path, 500, "the server failed; its log says why")
+        return answers.broken(request.url.path)
 
-    measured = Measured(app, service)
+    measured = Measured(Direct(app, service), service)
     return Token(measured, token) if token else measured
 
 

@@ -43,8 +43,8 @@ class _Request(NamedTuple):
 class Batcher:
     """The queue of one model's name. A request is answered by the version of the model that it was made for.
 
-    Requests wait for more to come only while the last batch had several: one client alone never waits. `runs` limits
-    how many batchers run a model at the same time. `observe` is told the examples of each batch.
+    Requests wait until there are as many as in the last batch, within the limits: one client alone never waits.
+    `runs` limits how many batchers run a model at the same time. `observe` is told the examples of each batch.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Batcher:
         self._waiting = 0
         self._changed = threading.Condition()
         self._ended = False
-        self._several = False
+        self._expected = 1
         self._thread = threading.Thread(target=self._work, name=f"batches of {name}", daemon=True)
         self._thread.start()
 
@@ -76,7 +76,9 @@ class Batcher:
                 raise Overfull
             self._queue.append(_Request(model, inputs, examples, answer))
             self._waiting += examples
-            self._changed.notify()
+            # Not for each: the thread would take the interpreter from the event loop each time.
+            if len(self._queue) == 1 or self._enough():
+                self._changed.notify()
         return answer
 
     def close(self) -> None:
@@ -96,7 +98,7 @@ class Batcher:
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._ended)
             until = time.monotonic() + self._limits.delay
-            while self._several and not self._ended and self._waiting < self._limits.batch:
+            while not (self._ended or self._enough()):
                 left = until - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     break
@@ -106,8 +108,11 @@ class Batcher:
                 batch.append(self._queue.popleft())
                 examples += batch[-1].examples
             self._waiting -= examples
-            self._several = len(batch) > 1
+            self._expected = len(batch)
             return batch
+
+    def _enough(self) -> bool:
+        return len(self._queue) >= self._expected or self._waiting >= self._limits.batch
 
     def _fits(self, first: _Request, examples: int) -> bool:
         following = self._queue[0]

@@ -1,18 +1,27 @@
-"""Connections that are closed when a client does not send the request that it began.
+"""Connections with limits that uvicorn has not: of time, of what comes before a body, and of requests in advance.
 
 uvicorn limits the time between requests. It waits forever for the first request, for the rest of a request's headers,
-and for the rest of a body after the request was refused.
+and for the rest of a body after the request was refused. With httptools, it takes headers of any size, and any number
+of requests before the answer to the first.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+MAX_HEAD_BYTES = 65536
+"""Of a request's headers and trailers, and of the parts of one that are not whole yet."""
+MAX_IN_ADVANCE = 32
+"""Requests of a connection that wait for the answer to an earlier one."""
 
 
-class PromptProtocol(H11Protocol):
+class PromptProtocol(HttpToolsProtocol):
     """See the module. A client that sends nothing useful is given up after one to two times `seconds`."""
 
     seconds = 30.0
@@ -21,6 +30,8 @@ class PromptProtocol(H11Protocol):
         """See asyncio."""
         super().connection_made(transport)
         self._late: list[RequestResponseCycle | None] = []
+        self._arriving = False
+        self._head_bytes = self._unread = 0
         self._look_again()
 
     def _look_again(self) -> None:
@@ -31,10 +42,54 @@ class PromptProtocol(H11Protocol):
         self._timer.cancel()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        self._unread += len(data)
+        super().data_received(data)
+        if self._unread > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The headers have more than {MAX_HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        """See httptools. An error is answered by 400, and closes the connection."""
+        if len(self.pipeline) >= MAX_IN_ADVANCE:
+            raise ValueError("too many requests before an answer")
+        self._arriving, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """See httptools."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools, which calls it for trailers too."""
+        self._count(len(name) + len(value) + 4)  # With what stands between them, and the end of the line.
+        super().on_header(name, value)
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError("too large headers")
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        self._unread = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        self._arriving, self._unread = False, 0
+        super().on_message_complete()
+
     def _look(self) -> None:
         """Close the connection if it waits for the same as the last time."""
         answering = self.cycle is not None and not self.cycle.response_complete
-        begun = self.cycle is None or self.conn.trailing_data[0] or self.conn.their_state is h11.SEND_BODY
+        begun = self.cycle is None or self._arriving
         if answering or not begun:
             self._late = []
         elif self._late and self._late[0] is self.cycle:

@@ -77,32 +77,38 @@ def router(service: Service, server_version: str) -> APIRouter:
     @routes.post("/models/{name}/versions/{version}/infer", openapi_extra=_BODY)
     async def infer(name: str, request: Request, version: str | None = None) -> Response:
         """Compute a model's outputs for a batch."""
-        slot = service.slot(name)
-        model = _model(slot, version)
-        with service.room.enter() as held:
-            body = await service.body(request, held)
-            asked = await service.decoded(
-                tensors.read_inference,
-                body,
-                request.headers.get(LENGTH),
-                model.inputs,
-                model.outputs,
-                max_batch=service.limits.batch,
-                max_json=service.limits.json,
-            )
-            held.add(input_bytes(model, len(next(iter(asked.inputs.values())))) - len(body))
-            del body
-            found = await service.outputs(slot, model, asked.inputs)
-        try:
-            content, length = tensors.written(asked, name, model.version, model.outputs, found)
-        except ValueError as error:
-            message = "the model's answer is not finite, which JSON has no form for: ask for binary data"
-            raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "model", message) from error
-        if length is None:
-            return Response(content, media_type="application/json")
-        return Response(content, media_type="application/octet-stream", headers={LENGTH: str(length)})
+        return await inference(service, name, request, version)
 
     return routes
+
+
+async def inference(service: Service, name: str, request: Request, version: str | None = None) -> Response:
+    """Compute a model's outputs for a batch. Raises Refused."""
+    slot = service.slot(name)
+    model = _model(slot, version)
+    with service.room.enter() as held:
+        body = await service.body(request, held)
+        asked = await service.decoded(
+            len(body),
+            tensors.read_inference,
+            body,
+            request.headers.get(LENGTH),
+            model.inputs,
+            model.outputs,
+            max_batch=service.limits.batch,
+            max_json=service.limits.json,
+        )
+        held.add(input_bytes(model, len(next(iter(asked.inputs.values())))) - len(body))
+        del body
+        found = await service.outputs(slot, model, asked.inputs)
+    try:
+        content, length = tensors.written(asked, name, model.version, model.outputs, found)
+    except ValueError as error:
+        message = "the model's answer is not finite, which JSON has no form for: ask for binary data"
+        raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "model", message) from error
+    if length is None:
+        return Response(content, media_type="application/json")
+    return Response(content, media_type="application/octet-stream", headers={LENGTH: str(length)})
 
 
 def _model(slot: Slot, version: str | None) -> LoadedModel:

@@ -135,6 +135,8 @@ def _session(content: bytes, threads: int) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    # A thread that spins while it waits for work takes the processor from the event loop and from clients.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3  # Errors; warnings are about the exporters' constants.
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 

@@ -18,6 +18,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self._answers: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._requests = Counter(
             "dtj_serve_requests",
             "Requests, by route and status.",
@@ -77,8 +78,15 @@ class Metrics:
 
     def answered(self, model: str, route: str, status: int, seconds: float) -> None:
         """Count a request."""
-        self._requests.labels(model, route, str(status)).inc()
-        self._seconds.labels(model, route).observe(seconds)
+        key = model, route, status
+        if key not in self._answers:
+            self._answers[key] = (
+                self._requests.labels(model, route, str(status)),
+                self._seconds.labels(model, route),
+            )
+        counter, histogram = self._answers[key]
+        counter.inc()
+        histogram.observe(seconds)
 
     def ran(self, model: str, examples: int) -> None:
         """Count a batch."""

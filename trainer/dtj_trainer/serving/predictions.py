@@ -6,7 +6,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 
 from dtj_trainer.serving.bodies import FIELD, picture_in
 from dtj_trainer.serving.pictures import example_of
@@ -47,6 +48,7 @@ class Classified(NamedTuple):
 def router(service: Service) -> APIRouter:
     """Return the routes."""
     routes = APIRouter(tags=["TorchServe"])
+    answer: Any = {"response_model": dict[str, float]}
 
     @routes.get("/ping")
     async def ping() -> dict[str, str]:
@@ -63,19 +65,24 @@ def router(service: Service) -> APIRouter:
         """Describe a model."""
         return [_described(service.slot(name), service)]
 
-    @routes.put("/predictions/{name}", openapi_extra=BODY, operation_id="predict_by_put")
-    @routes.post("/predictions/{name}", openapi_extra=BODY, operation_id="predict_by_post")
-    async def predict(name: str, request: Request, labels: bool = False) -> dict[str, float]:
+    @routes.put("/predictions/{name}", openapi_extra=BODY, operation_id="predict_by_put", **answer)
+    @routes.post("/predictions/{name}", openapi_extra=BODY, operation_id="predict_by_post", **answer)
+    async def predict(name: str, request: Request, labels: bool = False) -> Response:
         """Classify a picture: the five likeliest classes with their probabilities, the likeliest first.
 
         The body is a PNG or JPEG file of any size, or a form with such a file in the field `data`. Classes are
         numbers; with `labels=true` names, if the model has them.
         """
-        with service.room.enter() as held:
-            found = await classified(service, name, request, held)
-        return likeliest(found.output, found.model, labels=labels)
+        return await prediction(service, name, request, labels=labels)
 
     return routes
+
+
+async def prediction(service: Service, name: str, request: Request, *, labels: bool = False) -> Response:
+    """Classify a picture. Raises Refused."""
+    with service.room.enter() as held:
+        found = await classified(service, name, request, held)
+    return JSONResponse(likeliest(found.output, found.model, labels=labels))
 
 
 def _example(
@@ -94,7 +101,7 @@ async def classified(service: Service, name: str, request: Request, held: Held) 
     body = await service.body(request, held)
     held.add(input_bytes(model, 1))
     kind, dtype = request.headers.get("content-type"), model.inputs[0].dtype
-    example = await service.decoded(_example, body, kind, form, service.limits.pixels, dtype)
+    example = await service.decoded(None, _example, body, kind, form, service.limits.pixels, dtype)
     held.add(-len(body))
     del body
     found = await service.outputs(slot, model, {model.inputs[0].name: example})

@@ -29,6 +29,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+_FEW_BYTES = 16384
+"""Are read in less time than another thread needs to begin."""
+
+
 @dataclass(frozen=True)
 class RequestLimits:
     """`body`: bytes of one. `body_seconds`: time for its arrival. `pixels`: of a picture. `batch`: examples of one.
@@ -69,8 +73,15 @@ class Service:
         """Read the body of a request. Raises Refused."""
         return await read_body(request, held, self.limits.body, self.limits.body_seconds)
 
-    async def decoded(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function in a thread of those that decode."""
+    async def decoded(
+        self, size: int | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call a function in a thread of those that decode, or at once for few bytes.
+
+        `size`: bytes that it reads; None where its time does not follow from them.
+        """
+        if size is not None and size <= _FEW_BYTES:
+            return function(*args, **kwargs)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._decoders, lambda: function(*args, **kwargs))
 

@@ -65,7 +65,7 @@ def router(service: Service) -> APIRouter:
             form = model.description.preprocessing
             assert form is not None, "a model without it classifies no pictures"
             held.add(4 * form.size * form.size * form.channels)  # The file, and its text.
-            saw = await service.decoded(_url, found.example, form)
+            saw = await service.decoded(None, _url, found.example, form)
             labels = model.description.labels
             return {
                 "modelName": name,
