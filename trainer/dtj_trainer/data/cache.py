@@ -33,6 +33,12 @@ class BlockCache:
         self.hits = 0
         self.misses = 0
 
+    def has(self, uri: str, range_: Range, crc32: int) -> bool:
+        """Return whether the cache seems to have a block. A block that it does not have counts as a miss."""
+        there = self._path(uri, range_, crc32).exists()
+        self.misses += not there
+        return there
+
     def get(self, uri: str, range_: Range, crc32: int) -> bytes | None:
         """Return a block's bytes; None when the cache does not have the block, or not with this CRC-32."""
         path = self._path(uri, range_, crc32)
@@ -55,7 +61,7 @@ class BlockCache:
                 path.unlink(missing_ok=True)
         return None
 
-    def put(self, uri: str, range_: Range, crc32: int, content: bytes) -> None:
+    def put(self, uri: str, range_: Range, crc32: int, content: bytes | memoryview) -> None:
         """Keep a block's bytes, whose CRC-32 the caller has compared. Another process may keep the same block."""
         if self._folder.full:
             return
