@@ -19,7 +19,7 @@ from dtj_trainer.artifacts import backoff, presigned_gets
 from dtj_trainer.artifacts.presigned_gets import PresignedGets
 from dtj_trainer.artifacts.s3 import LastingS3Error, S3Error, make_client, parse_s3_uri
 from dtj_trainer.artifacts.store import Store
-from dtj_trainer.data import ranged
+from dtj_trainer.data import checksum, ranged
 from dtj_trainer.data.block_reader import BlockReader, stretches
 from dtj_trainer.data.blocks_ahead import BlocksAhead
 from dtj_trainer.data.cache import BlockCache
@@ -256,6 +256,15 @@ def test_a_request_leaves_out_blocks_that_the_cache_has(tmp_path: Path) -> None:
     assert not reader.fetch(range(4, 8))
     assert len(reader.fetch(range(8, 11))) == 3
     assert objects.requests == 2
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_checksum_is_the_one_of_zlib(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not fast:
+        monkeypatch.setattr(checksum, "isal_zlib", None)
+    assert [checksum.crc32(memoryview(CONTENT)[start:]) for start in (0, 1, 10239, 10240)] == [
+        zlib.crc32(CONTENT[start:]) for start in (0, 1, 10239, 10240)
+    ]
 
 
 class Loads:

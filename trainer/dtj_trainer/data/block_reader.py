@@ -7,9 +7,9 @@ its time than many small ones, and so does Python.
 from __future__ import annotations
 
 import logging
-import zlib
 from typing import TYPE_CHECKING
 
+from dtj_trainer.data.checksum import crc32
 from dtj_trainer.data.errors import DataCorrupt
 from dtj_trainer.data.order import RUN, WINDOW
 from dtj_trainer.data.ranged import Range
@@ -97,12 +97,12 @@ class BlockReader:
         ):
             return memoryview(cached)
         content = memoryview(self._ranges.read(range_)) if fetched is None else fetched
-        if zlib.crc32(content) != place.crc32:
+        if crc32(content) != place.crc32:
             log.warning(
                 "%s: the CRC-32 differs from the index; the block is fetched again", self.where(block)
             )
             content = memoryview(self._ranges.read(range_))
-        if zlib.crc32(content) != place.crc32:
+        if crc32(content) != place.crc32:
             raise DataCorrupt(
                 f"{self.where(block)}: the CRC-32 of its {place.length} bytes differs from the index: the shard is "
                 "damaged, or has changed since the index was written"

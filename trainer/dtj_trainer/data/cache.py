@@ -7,11 +7,11 @@ CRC-32. A reader compares a block's length and CRC-32, so that a damaged file is
 from __future__ import annotations
 
 import logging
-import zlib
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.cache_folder import CacheFolder, note_use
+from dtj_trainer.data import checksum
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ class BlockCache:
         except OSError as error:
             self._report(error)
             content = b""
-        if len(content) == range_.length and zlib.crc32(content) == crc32:
+        if len(content) == range_.length and checksum.crc32(content) == crc32:
             self.hits += 1
             return content
         self.misses += 1
