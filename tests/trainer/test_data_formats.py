@@ -228,7 +228,7 @@ def blocks_are_the_shard(name: str, content: bytes, expected: list[tuple[bytes |
     assert len(found) == len(expected)
     for (picture, label), (wanted, number) in zip(found, expected, strict=True):
         assert label == number
-        np.testing.assert_array_equal(picture, wanted)
+        np.testing.assert_array_equal(bytes(picture) if isinstance(wanted, bytes) else picture, wanted)
     return len(cuts)
 
 

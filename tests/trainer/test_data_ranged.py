@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.trainer.conftest import until
 
@@ -18,8 +19,8 @@ from dtj_trainer.artifacts import backoff, presigned_gets
 from dtj_trainer.artifacts.presigned_gets import PresignedGets
 from dtj_trainer.artifacts.s3 import LastingS3Error, S3Error, make_client, parse_s3_uri
 from dtj_trainer.artifacts.store import Store
-from dtj_trainer.data import ranged
-from dtj_trainer.data.block_reader import BlockReader
+from dtj_trainer.data import checksum, ranged
+from dtj_trainer.data.block_reader import BlockReader, stretches
 from dtj_trainer.data.blocks_ahead import BlocksAhead
 from dtj_trainer.data.cache import BlockCache
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable
@@ -201,6 +202,69 @@ def test_a_second_reader_of_a_cache_asks_the_store_for_nothing(tmp_path: Path) -
         reader = BlockReader(RangedReader(objects), split(), BlockCache(tmp_path, 1 << 20))
         assert b"".join(reader.read(block) for block in range(11)) == CONTENT
         assert objects.requests == requests
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([1] * 10, [(0, 4), (4, 8), (8, 10)]),
+        ([3 << 20, 4 << 20, 2 << 20, 7 << 20, 9 << 20], [(0, 2), (2, 3), (3, 4), (4, 5)]),
+    ],
+    ids=["runs", "large"],
+)
+def test_one_request_brings_the_blocks_of_a_run(lengths: list[int], expected: list[tuple[int, int]]) -> None:
+    ends = np.cumsum(lengths).tolist()
+    blocks = [Block(0, end - length, length, 1, 0) for length, end in zip(lengths, ends, strict=True)]
+    found = stretches(SplitIndex((), tuple(blocks)))
+    assert [(stretch.start, stretch.stop) for stretch in found] == expected
+
+
+def test_a_request_ends_at_the_end_of_a_shard_and_at_a_gap() -> None:
+    blocks = [Block(0, 0, 5, 1, 0), Block(0, 5, 5, 1, 0), Block(1, 10, 5, 1, 0), Block(1, 16, 5, 1, 0)]
+    assert stretches(SplitIndex((), tuple(blocks))) == [range(2), range(2, 3), range(3, 4)]
+
+
+def test_a_damaged_block_of_a_request_is_fetched_again_alone() -> None:
+    def damaged(content: bytes) -> bytes:
+        return content[:1500] + b"\0" + content[1501:]
+
+    objects = Memory(damaged)
+    reader = BlockReader(RangedReader(objects), split())
+    fetched = reader.fetch(range(4, 8))
+    assert [bytes(reader.read(block, fetched[block])) for block in range(4, 8)] == [
+        CONTENT[start : start + 1000] for start in range(4000, 8000, 1000)
+    ]
+    assert objects.requests == 2
+
+
+def test_blocks_before_the_end_of_a_short_shard_can_be_read() -> None:
+    objects = Memory()
+    blocks = split(CONTENT + bytes(1000))
+    reader = BlockReader(RangedReader(objects), blocks)
+    fetched = reader.fetch(range(8, 12))
+    assert reader.read(9, fetched.get(9)) == CONTENT[9000:10000]
+    with pytest.raises(
+        DataCorrupt, match="ends at byte 10240, but the index names 1000 bytes from byte 10000"
+    ):
+        reader.read(10, fetched.get(10))
+
+
+def test_a_request_leaves_out_blocks_that_the_cache_has(tmp_path: Path) -> None:
+    objects = Memory()
+    reader = BlockReader(RangedReader(objects), split(), BlockCache(tmp_path, 1 << 20))
+    reader.read(5)
+    assert not reader.fetch(range(4, 8))
+    assert len(reader.fetch(range(8, 11))) == 3
+    assert objects.requests == 2
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_checksum_is_the_one_of_zlib(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not fast:
+        monkeypatch.setattr(checksum, "isal_zlib", None)
+    assert [checksum.crc32(memoryview(CONTENT)[start:]) for start in (0, 1, 10239, 10240)] == [
+        zlib.crc32(CONTENT[start:]) for start in (0, 1, 10239, 10240)
+    ]
 
 
 class Loads:

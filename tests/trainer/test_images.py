@@ -104,6 +104,7 @@ print(json.dumps(image.requirements))
     assert {re.split("[=<>]", line)[0] for line in requirements["trainer"]} == {
         "boto3",
         "google-crc32c",
+        "isal",
         "mlflow-skinny",
         "numpy",
         "nvidia-ml-py",

@@ -7,11 +7,11 @@ CRC-32. A reader compares a block's length and CRC-32, so that a damaged file is
 from __future__ import annotations
 
 import logging
-import zlib
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.cache_folder import CacheFolder, note_use
+from dtj_trainer.data import checksum
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +33,12 @@ class BlockCache:
         self.hits = 0
         self.misses = 0
 
+    def has(self, uri: str, range_: Range, crc32: int) -> bool:
+        """Return whether the cache seems to have a block. A block that it does not have counts as a miss."""
+        there = self._path(uri, range_, crc32).exists()
+        self.misses += not there
+        return there
+
     def get(self, uri: str, range_: Range, crc32: int) -> bytes | None:
         """Return a block's bytes; None when the cache does not have the block, or not with this CRC-32."""
         path = self._path(uri, range_, crc32)
@@ -45,7 +51,7 @@ class BlockCache:
         except OSError as error:
             self._report(error)
             content = b""
-        if len(content) == range_.length and zlib.crc32(content) == crc32:
+        if len(content) == range_.length and checksum.crc32(content) == crc32:
             self.hits += 1
             return content
         self.misses += 1
@@ -55,7 +61,7 @@ class BlockCache:
                 path.unlink(missing_ok=True)
         return None
 
-    def put(self, uri: str, range_: Range, crc32: int, content: bytes) -> None:
+    def put(self, uri: str, range_: Range, crc32: int, content: bytes | memoryview) -> None:
         """Keep a block's bytes, whose CRC-32 the caller has compared. Another process may keep the same block."""
         if self._folder.full:
             return

@@ -141,7 +141,7 @@ class Folder:
         return Checked(part.last - part.first - len(faults), faults)
 
 
-def _check(content: bytes, format_: Format, form: Form, where: str) -> Checked:
+def _check(content: bytes | memoryview, format_: Format, form: Form, where: str) -> Checked:
     """Decode the examples of a block. Behind a record that can't be read, the others of the block aren't found."""
     good, faults = 0, list[str]()
     try:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dtj_trainer.data.order import WINDOW, Order
+from dtj_trainer.data.order import RUN, WINDOW, Order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,9 +70,8 @@ class Sharding:
     @property
     def name(self) -> str:
         """What the order follows from, in short: a position belongs to orders of one name only."""
-        described = (
-            f"{self._seed} {self._window if len(self._blocks) > 1 else 1} ".encode() + self._blocks.tobytes()
-        )
+        of_blocks = f"{self._window} {RUN}" if len(self._blocks) > 1 else "1"
+        described = f"{self._seed} {of_blocks} ".encode() + self._blocks.tobytes()
         return hashlib.sha256(described).hexdigest()[:16]
 
     def steps(self, position: int = 0) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dtj_trainer.artifacts.ranged_download import ByteCount
-from dtj_trainer.data.block_reader import BlockReader
+from dtj_trainer.data.block_reader import BlockReader, stretches
 from dtj_trainer.data.blocks_ahead import BlocksAhead
 from dtj_trainer.data.errors import DataCorrupt
 from dtj_trainer.data.formats.images import Form, pixels_of
@@ -64,9 +64,14 @@ class StoredExamples:
         self._form = form
         self._skip = skip_corrupt
         self._reader = BlockReader(ranges, split, cache)
+        self._stretches = stretches(split, window)
+        self._stretch_ends = self._ends[[stretch.stop - 1 for stretch in self._stretches]]
         sizes = [block.length for block in split.blocks]
         self._ahead: BlocksAhead[Sequence[Example | DataCorrupt]] = BlocksAhead(
-            self._load, sizes, memory=max(memory, sum(sorted(sizes)[-window:])), threads=CONNECTIONS
+            self._load,
+            [sum(sizes[stretch.start : stretch.stop]) for stretch in self._stretches],
+            memory=max(memory, sum(sorted(sizes)[-window:])),
+            threads=CONNECTIONS,
         )
         self._threads = len(os.sched_getaffinity(0))
         self._decoders = ThreadPoolExecutor(self._threads, "dtj-decode")
@@ -96,7 +101,7 @@ class StoredExamples:
 
     def expect(self, ids: Iterator[np.ndarray]) -> None:
         """See Examples."""
-        self._ahead.expect(np.unique(self._blocks_of(batch)).tolist() for batch in ids)
+        self._ahead.expect(np.unique(self._stretches_of(batch)).tolist() for batch in ids)
 
     def read(self, ids: np.ndarray) -> Pictures:
         """See Examples."""
@@ -114,10 +119,13 @@ class StoredExamples:
 
     def stored(self, ids: np.ndarray) -> list[Example | DataCorrupt]:
         """Return the examples with these numbers as they are stored, or why their block can't be read."""
-        blocks = self._blocks_of(ids)
-        within = ids - self._starts[blocks]
-        taken = self._ahead.take(np.unique(blocks).tolist())
-        return [taken[block][place] for block, place in zip(blocks.tolist(), within.tolist(), strict=True)]
+        stretches = self._stretches_of(ids)
+        taken = self._ahead.take(np.unique(stretches).tolist())
+        # A stretch's last example has the place -1.
+        places = ids - self._stretch_ends[stretches]
+        return [
+            taken[number][place] for number, place in zip(stretches.tolist(), places.tolist(), strict=True)
+        ]
 
     def where(self, id_: int) -> str:
         """Return the place of an example, for messages."""
@@ -132,9 +140,17 @@ class StoredExamples:
     def _blocks_of(self, ids: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._ends, ids, side="right")
 
-    def _load(self, block: int) -> Sequence[Example | DataCorrupt]:
+    def _stretches_of(self, ids: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._stretch_ends, ids, side="right")
+
+    def _load(self, stretch: int) -> Sequence[Example | DataCorrupt]:
+        blocks = self._stretches[stretch]
+        fetched = self._reader.fetch(blocks)
+        return list(chain.from_iterable(self._load_block(block, fetched.get(block)) for block in blocks))
+
+    def _load_block(self, block: int, fetched: memoryview | None) -> Sequence[Example | DataCorrupt]:
         try:
-            content, where = self._reader.read(block), self._reader.where(block)
+            content, where = self._reader.read(block, fetched), self._reader.where(block)
             examples = list(self._format.examples(content, where=where))
             if len(examples) != self.blocks[block]:
                 raise DataCorrupt(

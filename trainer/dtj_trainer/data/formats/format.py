@@ -24,10 +24,11 @@ class Cut(NamedTuple):
 class Example(NamedTuple):
     """An example as it is stored.
 
-    `picture` holds the bytes of a JPEG, PNG or other picture file, or pixels: uint8, (channels, height, width).
+    `picture` holds the bytes of a JPEG, PNG or other picture file, or pixels: uint8, (channels, height, width). It
+    may be a part of the block's memory.
     """
 
-    picture: bytes | np.ndarray
+    picture: bytes | memoryview | np.ndarray
     label: int
 
 
