@@ -74,6 +74,8 @@ class Settings:
     ranks_by: RanksBy | None
     checkpoint_cache: CheckpointCache | None = None
     """The node's cache, if the pod has one."""
+    history: contract.History | None = None
+    """What the operator tells the pod for the job's history; None: the pod writes no history."""
 
     @property
     def logs(self) -> Path:
@@ -112,6 +114,16 @@ def _read_pod(environment: Mapping[str, str]) -> contract.PodInfo:
         return contract.PodInfo.from_json(text)
     except ValueError as error:
         raise SettingsError(f"{contract.ENV_POD} can't be read: {error}") from error
+
+
+def _read_history(environment: Mapping[str, str]) -> contract.History | None:
+    text = environment.get(contract.ENV_HISTORY)
+    if not text:
+        return None
+    try:
+        return contract.History.from_json(text)
+    except ValueError as error:
+        raise SettingsError(f"{contract.ENV_HISTORY} can't be read: {error}") from error
 
 
 def _read_start_barrier(environment: Mapping[str, str]) -> tuple[str, int] | None:
@@ -196,4 +208,5 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         local_workers=environment.get(contract.ENV_LOCAL_WORKERS) or None,
         ranks_by=cast(RanksBy | None, ranks_by),
         checkpoint_cache=checkpoint_cache,
+        history=_read_history(environment),
     )
