@@ -32,7 +32,7 @@ class Happening:
 def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     """Return the events for the change from `old` to `new`."""
     if old.finished:
-        return []
+        return _unrecorded(old, new)
     if new.finished:
         ended = ConditionType.SUCCEEDED if new.phase is Phase.SUCCEEDED else ConditionType.FAILED
         condition = new.condition(ended)
@@ -79,6 +79,15 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     else:
         result += _obstacle(old, new)
     return result
+
+
+def _unrecorded(old: JobStatus, new: JobStatus) -> list[Happening]:
+    """Return the event of a finished job whose end was not recorded in the bucket."""
+    before, now = old.condition(ConditionType.RECORDED), new.condition(ConditionType.RECORDED)
+    failed = now is not None and now.reason in (Reason.RECORD_REFUSED, Reason.RECORD_GIVEN_UP)
+    if now is None or not failed or (before is not None and before.reason == now.reason):
+        return []
+    return [Happening("Warning", now.reason, now.message)]
 
 
 def _suspension(condition: Condition) -> Happening:
