@@ -156,6 +156,7 @@ def service_account(job: Job) -> Manifest:
     """Use the replicas' service account, if the bucket is accessed with its role (IRSA, Pod Identity)."""
     if job.spec.artifacts is None or job.spec.artifacts.secret_name:
         return {}
-    specs = (replica.template.get("spec") or {} for replica in job.spec.replica_specs.given().values())
-    names = (spec.get("serviceAccountName") for spec in specs)
+    # The template of a job with faults, which has a record pod, may have another form.
+    specs = (replica.template.get("spec") for replica in job.spec.replica_specs.given().values())
+    names = (spec.get("serviceAccountName") for spec in specs if isinstance(spec, dict))
     return next(({"serviceAccountName": name} for name in names if name), {})

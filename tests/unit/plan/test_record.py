@@ -8,10 +8,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from dtj.api.checking import check
 from dtj.api.job import Job, read_job
 from dtj.api.status import Condition, JobStatus
 from dtj.plan.history import history_of, spec_digest
@@ -135,6 +138,21 @@ def test_it_starts_where_the_jobs_own_pods_start() -> None:
     assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     assert pod["spec"]["serviceAccountName"] == "trainer"
     assert "envFrom" not in pod["spec"]["containers"][0]
+
+
+def test_each_job_with_faults_that_can_be_read_has_one_too() -> None:
+    read = 0
+    for path in sorted((Path(__file__).parents[2] / "bad_jobs").glob("*.yaml")):
+        bad = yaml.safe_load(path.read_text())
+        if not isinstance(bad.get("spec"), dict):
+            continue
+        bad["spec"]["artifacts"] = ARTIFACTS
+        found, _ = check({**bad, "metadata": stored()["metadata"]})
+        if found is not None:
+            read += 1
+            pod = record_pod(found, failed(), [], TIME, "tensorboard:1")
+            History.from_json(variables(pod["spec"]["containers"][0])["DTJ_HISTORY"])
+    assert read > 60
 
 
 def test_a_status_of_thousands_of_pods_fits() -> None:
