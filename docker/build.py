@@ -231,7 +231,10 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
                 *(trainer / name for name in ("__init__.py", "py.typed")),
                 *_files(trainer / "contract"),
                 *(trainer / name for name in ("clock.py", "parent_death.py")),
-                *(trainer / name for name in ("tensorboard_pod.py", "tensorboard_program.py")),
+                *(
+                    trainer / name
+                    for name in ("record_pod.py", "tensorboard_pod.py", "tensorboard_program.py")
+                ),
                 *_files(trainer / "artifacts"),
             ],
         ),

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
+from dtj.api.job import Job, Manifest
+from dtj.api.status import JobStatus
 from dtj.cluster.api import KubernetesApi
 from dtj.cluster.server_clock import ServerClock
-from dtj.operator_flags import Options
+from dtj.operator_flags import NO_RECORDS, Options
 from dtj.plan.job import plan_job
 from dtj.plan.plan_cache import PlanCache
+from dtj.plan.record import record_pod
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.informers import Informers
 from dtj.reconcile.lister import Lister
@@ -18,7 +23,9 @@ from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
+from dtj.reconcile.record import Recorder
 from dtj.reconcile.view import Key
+from dtj_trainer.contract.history import RecordedPod
 
 # Seconds for passes in progress when the operator ends. A pass takes milliseconds, but a request may hang.
 GRACE_SECONDS = 5.0
@@ -56,6 +63,7 @@ class Leader:
             moves=queue.moved,
             crowded=queue.crowded,
             host_paths=options.data_cache_host_paths,
+            recorder=_recorder(options),
         )
         self._controller = Controller(queue, reconciler, lister, metrics)
         self._opening: asyncio.Task[None] | None = None
@@ -98,6 +106,17 @@ class Leader:
         await self._informers.stop()
         await self._progress.close()
         await self._cluster.close()
+
+
+def _recorder(options: Options) -> Recorder | None:
+    image = options.record_image or options.tensorboard_image
+    if image == NO_RECORDS:
+        return None
+
+    def build(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: str) -> Manifest:
+        return record_pod(replace(job, pod_user=options.job_user), status, pods, time, image)
+
+    return Recorder(build)
 
 
 def _plans(options: Options) -> PlanCache:

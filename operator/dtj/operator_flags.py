@@ -21,6 +21,8 @@ from dtj.reconcile.lease import Timing
 
 _LEASE = "dtj-operator"
 _WORKERS = 16
+NO_RECORDS = "none"
+"""The value of --record-image with which the operator makes no record pods."""
 _LONGEST_VALIDITY = timedelta(days=3653).total_seconds()
 
 
@@ -36,6 +38,8 @@ class Options:
     progress_interval: float
     progress_rate: float
     tensorboard_image: str
+    record_image: str | None
+    """NO_RECORDS: the operator makes no record pods; None: the image is `tensorboard_image`."""
     job_user: int | None
     job_network_policies: bool
     data_cache_host_paths: Sequence[str]
@@ -88,6 +92,12 @@ def read_flags(words: Sequence[str] | None = None) -> Options:
         default=DEFAULT_IMAGE,
         metavar="IMAGE",
         help="of jobs with spec.tensorboard that name none (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--record-image",
+        metavar="IMAGE",
+        help="of the pods that record in the bucket how jobs ended; none: no such pods (default: the image of "
+        "--tensorboard-image)",
     )
     parser.add_argument(
         "--job-user",

@@ -40,8 +40,8 @@ class MemoryStore(Store):
         self._bucket = bucket
         self._gate = gate
 
-    def below(self, name: str) -> Store:
-        return MemoryStore(self._bucket, self._gate, (self.location / name).prefix)
+    def at(self, location: s3.S3Location) -> Store:
+        return MemoryStore(self._bucket, self._gate, location.prefix)
 
     def put_bytes(self, key: str, content: bytes, *, replaces: str | None = None) -> str:
         self._gate.before(f"put {key}")

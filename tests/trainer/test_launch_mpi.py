@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ from tests.trainer.conftest import (
 
 from dtj.plan.horovod import SCRIPTS
 from dtj.plan.start import script
+from dtj_trainer.contract import History
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("mpirun") and Path("/usr/sbin/sshd").exists() and shutil.which("ssh")),
@@ -138,7 +140,11 @@ print("rank", rank, "of", os.environ["OMPI_COMM_WORLD_SIZE"], "in", root.parent.
 
 
 def test_whole_job(make_job, job_uri, job_store):
-    job = make_job(DTJ_ARTIFACTS_URI=job_uri)
+    history = History(
+        namespace="ml", name="mnist", uid="1-2", created="2026-11-25T10:00:00Z", spec_digest="ab",
+        strategy="Horovod", world=2,
+    )  # fmt: skip
+    job = make_job(DTJ_ARTIFACTS_URI=job_uri, DTJ_HISTORY=history.to_json())
     workers = job.start_workers()
     program = RANKS + (
         "from dtj_trainer import progress\n"
@@ -163,10 +169,15 @@ def test_whole_job(make_job, job_uri, job_store):
         "checkpoints/5/.dtj-checkpoint.json",
         "checkpoints/5/manifest.json",
         "checkpoints/5/w",
+        "end.json",
         "logs/attempt-1/launcher-0.log",
         "logs/attempt-1/rank-0.log",
         "logs/attempt-1/rank-1.log",
+        "run.json",
     ]
+    end = json.loads(job_store.get_bytes("end.json"))
+    assert (end["by"], end["status"]["phase"], message["recorded"]) == ("launcher-0", "Succeeded", True)
+    assert end["status"]["artifacts"]["checkpoint"]["step"] == 5
     for worker in workers:
         worker.terminate()
         assert worker.ended() == 0, worker.output

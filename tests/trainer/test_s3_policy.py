@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from tests.trainer.conftest import REPOSITORY
 
+from dtj_trainer import record_pod
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import ABSENT, Store
+from dtj_trainer.contract.history import History, end_record
 from dtj_trainer.data.sources import S3Source
 
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
@@ -67,6 +69,17 @@ def called(*folders: str) -> set[str]:
     }
 
 
+HISTORY = History(
+    namespace="ml",
+    name="mnist",
+    uid="0a1b2c3d-0000-4000-8000-000000000000",
+    created="2026-11-25T10:00:00Z",
+    spec_digest="ab" * 32,
+    strategy="Horovod",
+    world=4,
+)
+
+
 @pytest.fixture
 def asked(job_store: Store) -> tuple[Store, set[str]]:
     """A store whose client notes each request that it makes."""
@@ -104,6 +117,32 @@ def test_the_artifacts_need_all_that_the_policy_allows_and_no_more(
 
     assert made == set(ACTIONS) - {"DeleteObject"}
     assert {ACTIONS[request] for request in made} == allowed("ListArtifacts", "ReadAndWriteArtifacts")
+
+
+def test_the_history_needs_no_more_and_stays_below_the_artifacts_uri(
+    asked: tuple[Store, set[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store, made = asked
+    own = f"{store.location.prefix}/{HISTORY.prefix}"
+    keys: list[str] = []
+    store._client.meta.events.register(
+        "before-parameter-build.s3.PutObject", lambda params, **_: keys.append(params["Key"])
+    )
+    monkeypatch.setattr(record_pod, "open_store", lambda uri: Store(s3.parse_s3_uri(uri), store._client))
+    end = end_record(HISTORY.uid, "record", "2026-11-25T11:00:00Z", [], {"phase": "Failed", "attempt": 1})
+    environment = {
+        "DTJ_ARTIFACTS_URI": f"s3://{store.location.bucket}/{own}",
+        "DTJ_HISTORY": HISTORY.to_json(),
+        "DTJ_END": json.dumps(end),
+        "DTJ_CONFIG_DIR": str(tmp_path),
+    }
+    assert record_pod.record(environment)
+
+    assert {ACTIONS[request] for request in made} <= allowed("ReadAndWriteArtifacts")
+    assert sorted(keys) == [
+        f"{store.location.prefix}/{HISTORY.index_key}",
+        *(f"{own}/{name}" for name in ("end.json", "run.json")),
+    ]
 
 
 def test_the_data_need_all_that_the_policy_allows_and_no_more(asked: tuple[Store, set[str]]) -> None:

@@ -27,3 +27,5 @@ class ConditionType(StrEnum):
     """Parameter servers or one worker hold up the training."""
     STALLED = "Stalled"
     """All pods run, and the step does not change. Unknown: the pod that reports the step does not answer."""
+    RECORDED = "Recorded"
+    """`end.json` in the bucket says how the job ended, or that it is suspended. A job without artifacts has none."""

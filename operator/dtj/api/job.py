@@ -63,6 +63,8 @@ class Job:
     annotations: Mapping[str, str] = field(default_factory=dict)
     pod_user: int | None = POD_USER
     """User and group of its pods where templates name none; None: the cluster chooses them, as OpenShift does."""
+    created: str | None = None
+    """When the API server stored the job, RFC 3339; None for a job that is not stored."""
 
     @property
     def run_policy(self) -> RunPolicy:
@@ -154,6 +156,7 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
     if faults:
         raise InvalidJob([*faults, *more])
     status, generation = manifest.get("status"), metadata.get("generation")
+    created = metadata.get("creationTimestamp")
     return Job(
         name=str(metadata.get("name") or ""),
         namespace=str(metadata.get("namespace") or "default"),
@@ -163,6 +166,7 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
         status=read_status(status if isinstance(status, dict) else {}),
         labels=metadata.get("labels") or {},
         annotations=metadata.get("annotations") or {},
+        created=created if isinstance(created, str) else None,
     )
 
 

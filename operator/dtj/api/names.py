@@ -49,6 +49,11 @@ def network_policy_name(job: str, short_uid: str) -> str:
     return f"{job}-{short_uid}"
 
 
+def record_name(job: str, short_uid: str, attempt: int, *, ended: bool) -> str:
+    """Name of the pod that records the end of a job in an attempt, or its suspension before the attempt."""
+    return f"{job}-{'record' if ended else 'suspension'}-{short_uid}-{attempt}"
+
+
 def host_name(job: str, namespace: str, role: str, index: int) -> str:
     """DNS name of one replica, valid whatever the cluster's domain is."""
     return host_of(job, namespace, f"{role}-{index}")

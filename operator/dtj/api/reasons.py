@@ -129,6 +129,18 @@ class Reason(StrEnum):
     NO_BOTTLENECK = "NoBottleneck"
     """The last report names no bottleneck."""
 
+    # --- Recorded ---
+    END_RECORDED = "EndRecorded"
+    """`end.json` has the end of the job."""
+    SUSPENSION_RECORDED = "SuspensionRecorded"
+    """`end.json` says that the job is suspended."""
+    RECORD_PENDING = "RecordPending"
+    """The job has ended, and a record pod is to write `end.json`."""
+    RECORD_REFUSED = "RecordRefused"
+    """The record pod could not write `end.json`: the credentials, the store, or a policy of the cluster."""
+    RECORD_GIVEN_UP = "RecordGivenUp"
+    """No record pod ran in time."""
+
     # --- Events without a condition ---
     JOB_RESTARTING = "JobRestarting"
     """The next attempt begins after a loss."""

@@ -15,7 +15,7 @@ from dtj.cluster.port import ApiError
 from dtj.local.pod import LocalPod
 from dtj.local.runs import Run
 from dtj.reconcile.patch import merged
-from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, controller_uid
+from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, OwnedRecord, controller_uid
 
 _LOOK_SECONDS = 0.2
 Changed = Callable[[Key], None]
@@ -179,6 +179,9 @@ class LocalCluster:
         return [Owned(name, controller_uid(config), config["data"]) for name, config in self._configs.items()]
 
     def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
+        return []
+
+    def records(self, key: Key) -> Sequence[OwnedRecord]:
         return []
 
     def active(self) -> Sequence[Key]:

@@ -11,6 +11,7 @@ from dtj.api.job import Job, Manifest
 from dtj.api.names import host_name, ssh_secret_name
 from dtj.api.pod_template import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.api.spec import ReplicaSpec, Resources
+from dtj.plan.history import history_environment
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import (
     HIDDEN_GPUS,
@@ -130,9 +131,9 @@ def horovod_plan(job: Job) -> Plan:
                 job, replica, worker, info, command=[*START], env=worker_env, extra=worker_extra
             )
         command = [*START, *program]
-        return replica_pod(
-            job, replica, launcher, info, command=command, env=launcher_env, extra=launcher_extra
-        )
+        # The launcher decides the job, and so it records a success.
+        env = launcher_env | history_environment(job)
+        return replica_pod(job, replica, launcher, info, command=command, env=env, extra=launcher_extra)
 
     return Plan(
         service=headless_service(job),

@@ -40,6 +40,7 @@ class PlanCache:
             replica_attempts=job.status.replica_attempts,
             node_failures=job.status.node_failures,
             ssh_secret=job.status.ssh_secret,
+            restarts=job.status.restarts,
         )
         job = replace(job, status=status)
         needed = vars(job)

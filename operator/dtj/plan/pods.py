@@ -20,6 +20,7 @@ from dtj.api.names import config_name, host_of, pod_name, service_name
 from dtj.api.pod_template import CONFIG_VOLUME, RUN_VOLUME, SHM_VOLUME, TRAINER_CONTAINER, WORKSPACE_VOLUME
 from dtj.api.spec import ReplicaSpec, Resume
 from dtj.plan.data_cache import cache_environment, cache_pod_spec
+from dtj.plan.history import history_environment
 from dtj.plan.merge import merged
 from dtj.plan.model import Replica
 from dtj.plan.nodes import with_avoided_nodes, with_node_tolerations
@@ -110,6 +111,7 @@ def replica_pod(
     given = _environment(job, replica) | {contract.ENV_POD: info.to_json()} | _accelerators(job, spec)
     cached = info.reads_data
     given |= (cache_environment(job) if cached else {}) | tracking_environment(job, info) | env
+    given |= history_environment(job) if info.uploads == "primary" else {}
     labels = {
         LABEL_ROLE: replica.role,
         LABEL_INDEX: str(replica.index),

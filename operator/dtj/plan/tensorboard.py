@@ -111,7 +111,7 @@ def _template(job: Job, default_image: str) -> Manifest:
                 {"name": "files", "emptyDir": {"sizeLimit": _FILES_LIMIT}},
                 {"name": "tmp", "emptyDir": {"sizeLimit": "100Mi"}},
             ],
-            **_service_account(job),
+            **service_account(job),
         },
     }
     return with_node_tolerations(with_restricted_security(merged(template, job.spec.tensorboard.template)))
@@ -126,7 +126,7 @@ def _container(job: Job, default_image: str) -> Manifest:
     return {
         "name": TENSORBOARD_CONTAINER,
         "image": job.spec.tensorboard.image or default_image,
-        "env": [*({"name": name, "value": value} for name, value in env.items()), *_of_the_bucket(job)],
+        "env": [*({"name": name, "value": value} for name, value in env.items()), *bucket_variables(job)],
         "ports": [{"name": "http", "containerPort": contract.TENSORBOARD_PORT}],
         "readinessProbe": {**probe, "periodSeconds": 2},
         "livenessProbe": {**probe, "periodSeconds": 20, "failureThreshold": 6},
@@ -141,7 +141,7 @@ def _container(job: Job, default_image: str) -> Manifest:
     }
 
 
-def _of_the_bucket(job: Job) -> list[dict[str, Any]]:
+def bucket_variables(job: Job) -> list[dict[str, Any]]:
     """Select the variables of the replicas that access to the bucket may need: AWS, S3 settings, proxies."""
     return [
         variable.model_dump(by_alias=True, exclude_none=True)
@@ -152,10 +152,11 @@ def _of_the_bucket(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def _service_account(job: Job) -> Manifest:
+def service_account(job: Job) -> Manifest:
     """Use the replicas' service account, if the bucket is accessed with its role (IRSA, Pod Identity)."""
     if job.spec.artifacts is None or job.spec.artifacts.secret_name:
         return {}
-    specs = (replica.template.get("spec") or {} for replica in job.spec.replica_specs.given().values())
-    names = (spec.get("serviceAccountName") for spec in specs)
+    # The template of a job with faults, which has a record pod, may have another form.
+    specs = (replica.template.get("spec") for replica in job.spec.replica_specs.given().values())
+    names = (spec.get("serviceAccountName") for spec in specs if isinstance(spec, dict))
     return next(({"serviceAccountName": name} for name in names if name), {})

@@ -11,6 +11,7 @@ from dtj.api.strategy import Role
 from dtj.api.unreadable import AnyJob
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import Action
+from dtj.reconcile.record import recorded
 from dtj.reconcile.snapshot import Snapshot
 from dtj.reconcile.tensorboard import tensorboard_status
 from dtj.status.cleaning import stored_attempts
@@ -28,6 +29,8 @@ class Decided:
     decision: Decision
     todo: list[Action]
     """The actions in order. The pass carries them out after it has stored the status."""
+    wants_record: bool = False
+    """Whether the job needs a record pod."""
 
 
 def decide(seen: Snapshot) -> Decided:
@@ -41,9 +44,10 @@ def decide(seen: Snapshot) -> Decided:
     if plan and isinstance(job, Job):
         board = tensorboard_status(job, plan, seen.boards, seen.no_tensorboard)
         decision = replace(decision, status=decision.status.model_copy(update={"tensorboard": board}))
+    decision, wants_record = recorded(seen, decision)
     again = soonest(decision.look_again, seen.delegate.look_again(decision.status, seen.now))
     decision = replace(decision, look_again=again)
-    return Decided(decision, seen.delegate.actions(seen, decision))
+    return Decided(decision, seen.delegate.actions(seen, decision), wants_record)
 
 
 def soonest(*waits: float | None) -> float | None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from sys import intern
 from typing import Any
 
-from dtj.api.identity import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGER
+from dtj.api.identity import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, LABEL_RECORD, MANAGER
 from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
 from dtj.cluster.port import Selection, Source
 from dtj.reconcile.informer import Cache, Informer
+from dtj.reconcile.record import view_record
 from dtj.reconcile.stuck import Stuck
 from dtj.reconcile.tensorboard import view_deployment
 from dtj.reconcile.urgency import PodUrgency
@@ -19,7 +20,16 @@ from dtj.status.pods import view_pod
 
 # The API server applies this label selector, so the operator receives no objects of other owners.
 _OURS = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_JOB}"
-_METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
+_RECORDS = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_RECORD}"
+_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "generation",
+    "resourceVersion",
+    "creationTimestamp",
+    "deletionTimestamp",
+)
 
 
 class Informers:
@@ -44,12 +54,14 @@ class Informers:
         self.services = Cache(_service, *calls)
         self.configs = Cache(_config, *calls)
         self.deployments = Cache(view_deployment, *calls)
+        self.records = Cache(view_record, *calls, key=_recorded_key)
         caches: Mapping[tuple[str, str, str], Cache[Any]] = {
             (API_VERSION, KIND, ""): self.jobs,
             ("v1", "Pod", _OURS): self.pods,
             ("v1", "Service", _OURS): self.services,
             ("v1", "ConfigMap", _OURS): self.configs,
             ("apps/v1", "Deployment", _OURS): self.deployments,
+            ("v1", "Pod", _RECORDS): self.records,
         }
         self._informers = [
             Informer(source, Selection(*selection, namespace), cache)
@@ -83,6 +95,10 @@ class Informers:
 
 def _own_key(manifest: Mapping[str, Any]) -> Key:
     return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def _recorded_key(manifest: Mapping[str, Any]) -> Key:
+    return manifest["metadata"]["namespace"], manifest["metadata"]["labels"][LABEL_RECORD]
 
 
 def _job(manifest: Mapping[str, Any]) -> CachedJob:

@@ -8,7 +8,7 @@ from typing import Any
 from dtj.api.managed_by import other_manager_of
 from dtj.api.status import Phase
 from dtj.reconcile.informers import Informers
-from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod
+from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, OwnedRecord
 
 _ENDED = (Phase.SUCCEEDED.value, Phase.FAILED.value)
 
@@ -35,6 +35,9 @@ class Lister:
 
     def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
         return self._informers.deployments.of(key)
+
+    def records(self, key: Key) -> Sequence[OwnedRecord]:
+        return self._informers.records.of(key)
 
     def active(self) -> Sequence[Key]:
         return [

@@ -16,6 +16,7 @@ from dtj.reconcile.expectations import Expectations
 from dtj.reconcile.refusal import Refusals
 from dtj.reconcile.ssh_secret import SshSecret
 from dtj.reconcile.stored_status import StoredStatus
+from dtj.status.record import Refusal
 
 # A thread plans and evaluates a job with more pods than this, so that the event loop is not blocked.
 _LARGE = 200
@@ -71,6 +72,8 @@ class Memory:
         """Whether the job's PodGroup was deleted."""
         self.no_tensorboard: str | None = None
         """Why the API server refused the job's TensorBoard."""
+        self.no_record: Refusal | None = None
+        """Why the API server refused the job's record pod."""
         self._read: tuple[object, AnyJob, list[Fault]] | None = None
         """The fields that the job was read from, without its status; the job; and its faults."""
 

@@ -34,12 +34,15 @@ class Observer:
         progress: ProgressPoller,
         clock: Clock,
         plan: Callable[[Job], Plan],
+        records: bool = False,
     ) -> None:
+        """records: whether the operator makes record pods."""
         self._cluster = cluster
         self._view = view
         self._progress = progress
         self._clock = clock
         self._plan = plan
+        self._records = records
 
     async def observe(self, key: Key, memory: Memory, manifest: Mapping[str, Any]) -> Snapshot:
         """Take a snapshot of a job. manifest: the job as it is stored. Raises ApiError."""
@@ -78,6 +81,10 @@ class Observer:
             delegate=delegate,
             no_tensorboard=memory.no_tensorboard,
             now=now,
+            records=[each.pod for each in self._view.records(key) if each.owner == job.uid]
+            if self._records
+            else None,
+            no_record=memory.no_record,
             names_secret=names_secret,
         )
 

@@ -30,6 +30,7 @@ from dtj.reconcile.memory import Memory
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.observer import Observer, addresses
 from dtj.reconcile.progress import ProgressPoller
+from dtj.reconcile.record import Recorder
 from dtj.reconcile.snapshot import Snapshot, size
 from dtj.reconcile.tensorboard import keep
 from dtj.reconcile.view import Key, View
@@ -60,6 +61,7 @@ class Reconciler:
         at_once: int = MOST_AT_ONCE,
         crowded: Callable[[], bool] = lambda: False,
         host_paths: Sequence[str] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """now: returns the time of the API server.
         plan: plans a job without faults. `dtj run` plans jobs differently from a cluster.
@@ -70,6 +72,7 @@ class Reconciler:
         at_once: the most pods of a job that the executor creates or deletes at a time.
         crowded: returns whether other jobs have, or wait for, a pass. A large job then gets fewer at a time.
         host_paths: folders of nodes below which jobs may cache data; None: any.
+        recorder: makes record pods; None: the ends of jobs are not recorded, except by their own pods.
         """
         self._cluster = cluster
         self._view = view
@@ -78,7 +81,8 @@ class Reconciler:
         self._clock = Clock(now, elapsed)
         self._counts_after = counts_after
         self._host_paths = host_paths
-        self._observer = Observer(cluster, view, progress, self._clock, plan)
+        self._recorder = recorder
+        self._observer = Observer(cluster, view, progress, self._clock, plan, records=recorder is not None)
         self._executor = Executor(cluster, moves, at_once, crowded)
         self._memory: dict[Key, Memory] = {}
 
@@ -147,7 +151,8 @@ class Reconciler:
         look_again = soonest(decided.decision.look_again, wait)
         again = await self._executor.act(seen.job, seen.plan, memory, todo, look_again)
         again = soonest(again, memory.expectations.due_in())
-        return await self._keep_tensorboard(memory, seen, again)
+        again = await self._keep_tensorboard(memory, seen, again)
+        return soonest(again, await self._keep_record(memory, seen, decided))
 
     def _remembered(self, key: Key, uid: str) -> Memory:
         """Return the memory of this job. Drop the memory of an earlier job of the same name."""
@@ -255,7 +260,18 @@ class Reconciler:
                 return again
         return soonest(again, REFUSED_SECONDS)
 
+    async def _keep_record(self, memory: Memory, seen: Snapshot, decided: Decided) -> float | None:
+        """Make or delete the record pod of the job, and return the seconds until the next pass is due."""
+        decision = decided.decision
+        if self._recorder is None or decision.expired:
+            return None
+        return await self._recorder.keep(
+            self._cluster, memory, seen, decision.status, wanted=decided.wants_record
+        )
+
     def _forget(self, key: Key) -> None:
+        if self._recorder is not None:
+            self._recorder.forget(key)
         self._memory.pop(key, None)
         self._metrics.jobs.forget(key)
         self._progress.leave(key)

@@ -17,6 +17,7 @@ from dtj.status.decision import Decision
 from dtj.status.mpijob import MpiJob
 from dtj.status.observed import Observed
 from dtj.status.pods import PodView
+from dtj.status.record import RecordPod, Refusal
 
 
 class Delegate(Protocol):
@@ -51,6 +52,10 @@ class Snapshot:
     no_tensorboard: str | None
     """Why the API server refused the job's TensorBoard."""
     now: datetime
+    records: Sequence[RecordPod] | None = None
+    """The record pods of the job; None where the operator makes none."""
+    no_record: Refusal | None = None
+    """Why the API server refused the job's record pod."""
     names_secret: bool = False
     """Whether the stored status does not have the name of the ssh Secret yet."""
 

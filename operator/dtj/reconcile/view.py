@@ -11,6 +11,7 @@ from dtj.api.job import Job
 from dtj.api.mpijob import MPIJOB_KIND
 from dtj.api.unreadable import AnyJob
 from dtj.status.pods import PodView
+from dtj.status.record import RecordPod
 
 # The kinds that control the pods of an MPIJob: MPIJob for the workers, and Job for the launcher.
 _DELEGATES = frozenset({MPIJOB_KIND, "Job"})
@@ -66,6 +67,15 @@ class OwnedDeployment:
     """Why the Deployment can't create its pod; None when it can."""
 
 
+@dataclass(frozen=True, slots=True)
+class OwnedRecord:
+    """A record pod of a job."""
+
+    owner: str
+    """uid of the job."""
+    pod: RecordPod
+
+
 class View(Protocol):
     """A cache of the objects in the API server. The cache may be behind the API server."""
 
@@ -83,6 +93,9 @@ class View(Protocol):
 
     def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
         """Return the Deployments that have the job's label."""
+
+    def records(self, key: Key) -> Sequence[OwnedRecord]:
+        """Return the record pods of the job."""
 
     def active(self) -> Sequence[Key]:
         """Return the jobs that have not ended."""

@@ -18,7 +18,7 @@ from dtj.status.observed import Expected, Observed
 from dtj.status.pods import Exit, PodView
 from dtj.status.termination import read_termination, reported
 from dtj.status.times import seconds_since, written_time
-from dtj_trainer.contract import ROOT
+from dtj_trainer.contract import END_FILE, ROOT
 
 _NOTHING_KEPT = f"the program left neither a checkpoint nor a model below {ROOT}"
 
@@ -64,6 +64,9 @@ def after_training(
     nothing_kept = _is_nothing_kept(ends, artifacts) or draft.job.status.nothing_kept
     if nothing_kept:
         message += f"; {_NOTHING_KEPT}"
+    if any(read.get("recorded") for end in ends if (read := read_termination(end)) is not None):
+        said = f"{together(expected.tells_the_end)} wrote {END_FILE}"
+        draft.set(ConditionType.RECORDED, True, Reason.END_RECORDED, said)
     timeout = expected.evaluator_timeout
     trained = draft.job.status.trained_time or (stored.last_transition_time if stored else None)
     left = timeout - (seconds_since(trained, draft.now) if trained else 0.0)

@@ -31,7 +31,7 @@ class Happening:
 
 def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     """Return the events for the change from `old` to `new`."""
-    return [] if old.finished else [*_export(old, new), *_course(old, new)]
+    return _unrecorded(old, new) if old.finished else [*_export(old, new), *_course(old, new)]
 
 
 def _export(old: JobStatus, new: JobStatus) -> list[Happening]:
@@ -91,6 +91,15 @@ def _course(old: JobStatus, new: JobStatus) -> list[Happening]:
     else:
         result += _obstacle(old, new)
     return result
+
+
+def _unrecorded(old: JobStatus, new: JobStatus) -> list[Happening]:
+    """Return the event of a finished job whose end was not recorded in the bucket."""
+    before, now = old.condition(ConditionType.RECORDED), new.condition(ConditionType.RECORDED)
+    failed = now is not None and now.reason in (Reason.RECORD_REFUSED, Reason.RECORD_GIVEN_UP)
+    if now is None or not failed or (before is not None and before.reason == now.reason):
+        return []
+    return [Happening("Warning", now.reason, now.message)]
 
 
 def _suspension(condition: Condition) -> Happening:

@@ -28,6 +28,7 @@ _GATES: Mapping[str, Callable[[object], object]] = {
     "lastLogLines": lambda value: last_lines(value),
     "progress": lambda value: value if isinstance(value, dict) else None,
     "artifacts": lambda value: value if isinstance(value, dict) else None,
+    "recorded": lambda value: value is True or None,
 }
 
 

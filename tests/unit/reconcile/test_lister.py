@@ -54,7 +54,7 @@ def test_the_cache_keeps_of_a_job_what_a_pass_reads() -> None:
     assert kept == {
         "metadata": {
             **{"namespace": "ml", "name": "mnist", "uid": "1", "resourceVersion": "1"},
-            **{"generation": 3, "deletionTimestamp": None},
+            **{"generation": 3, "creationTimestamp": None, "deletionTimestamp": None},
             "labels": {label: "gold"},
             "annotations": {annotation: "silver"},
         },

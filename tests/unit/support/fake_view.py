@@ -6,10 +6,19 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from dtj.api.identity import KIND, LABEL_JOB
+from dtj.api.identity import KIND, LABEL_JOB, LABEL_RECORD
 from dtj.api.job import Manifest
+from dtj.reconcile.record import view_record
 from dtj.reconcile.tensorboard import view_deployment
-from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, controller_uid, owned_pod
+from dtj.reconcile.view import (
+    Key,
+    Owned,
+    OwnedDeployment,
+    OwnedPod,
+    OwnedRecord,
+    controller_uid,
+    owned_pod,
+)
 from dtj.status.pods import view_pod
 from tests.unit.support.copies import copied
 from tests.unit.support.fake_cluster import WATCHED, FakeCluster, Name, name_of
@@ -99,6 +108,13 @@ class FakeView:
 
     def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
         return [view_deployment(deployment) for deployment in self._children("Deployment", key)]
+
+    def records(self, key: Key) -> Sequence[OwnedRecord]:
+        return [
+            view_record(pod)
+            for name, pod in self._objects.items()
+            if name[:2] == ("Pod", key[0]) and pod["metadata"].get("labels", {}).get(LABEL_RECORD) == key[1]
+        ]
 
     def active(self) -> Sequence[Key]:
         return [(name[1], name[2]) for name in self._objects if name[0] == KIND]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from dtj.api.job import Job, Manifest
@@ -10,10 +11,12 @@ from dtj.cluster.port import ApiError
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.plan.plan_cache import PlanCache
+from dtj.plan.record import record_pod
 from dtj.reconcile.executor import MOST_AT_ONCE
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.reconciler import Reconciler
+from dtj.reconcile.record import Recorder
 from dtj.reconcile.view import Key
 from dtj.status.progress_report import Report
 from tests.unit.support.fake_cluster import FakeCluster, OperatorDied
@@ -60,6 +63,8 @@ class World:
     counts_after = 0.0
     at_once = MOST_AT_ONCE
     host_paths: Sequence[str] | None = None
+    records = 0
+    """The most record pods at a time; 0: the operator makes none."""
 
     def __init__(self, **spec: Any) -> None:
         self.cluster = FakeCluster()
@@ -94,6 +99,9 @@ class World:
             counts_after=self.counts_after,
             at_once=self.at_once,
             host_paths=self.host_paths,
+            recorder=Recorder(partial(record_pod, image="tensorboard:1"), self.records)
+            if self.records
+            else None,
         )
 
     def elapsed(self) -> float:

@@ -18,6 +18,7 @@ from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
 from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_fetch import Near
 from dtj_trainer.artifacts.file_upload import FileUploader
+from dtj_trainer.artifacts.history import HistoryWriter
 from dtj_trainer.artifacts.local_checkpoints import read_mark
 from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.pace import BYTES_PER_SECOND, Pace
@@ -84,6 +85,8 @@ class SyncSettings:
     """The pods that restore with this one; None: it is alone."""
     tracked: bool = False
     """Whether this pod writes the job's run to a tracking server."""
+    history: contract.History | None = None
+    """What this pod needs to know in order to write the job's history; None: it writes none."""
 
 
 class PodSync:
@@ -107,6 +110,9 @@ class PodSync:
         claim = CLAIM_KEYS.get(settings.part)
         self._fence = (
             Fence(self._store, claim, settings.attempt, on_superseded) if self._store and claim else None
+        )
+        self._history = (
+            HistoryWriter(self._store, settings.history) if self._store and settings.history else None
         )
         self._checkpoints: CheckpointUploader | None = None
         self._parts: PartUploader | None = None
@@ -169,6 +175,8 @@ class PodSync:
         self._restored = retry_transient(
             attempt, timeout=timeout, progress=lambda: store.received.total, on_wait=on_wait, sleep=sleep
         )
+        if self._history and self._fence and settings.part == "primary":
+            self._history.begin(self._fence)
         return self._restored
 
     def _near(self) -> Near:
@@ -306,6 +314,12 @@ class PodSync:
             raise errors[0]
         if self._fill:
             self._fill.finish(min(FILL_SECONDS, deadline.left()))
+
+    def record_success(self, by: str, report: contract.Report) -> bool:
+        """Record the job's success as the pod that decides it, `<role>-<index>`; return whether the bucket has it."""
+        return self._history is not None and self._history.end(
+            by, self._settings.attempt, report, self._fence
+        )
 
     def close(self) -> None:
         """Stop uploads, and leave no parts of files in the bucket, because the process ends."""

@@ -72,7 +72,11 @@ class Store:
 
     def below(self, name: str) -> Store:
         """Return the store of the prefix `name` below this one, with the same client and the same counts."""
-        return Store(self.location / name, self._client, self._environment, self.received, self.uploads)
+        return self.at(self.location / name)
+
+    def at(self, location: s3.S3Location) -> Store:
+        """Return the store of another location, with the same client and the same counts."""
+        return Store(location, self._client, self._environment, self.received, self.uploads)
 
     def _sentences(self, uri: str) -> AbstractContextManager[None]:
         return s3.sentences(uri, self._environment)

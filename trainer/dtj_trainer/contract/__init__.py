@@ -12,6 +12,15 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Literal, TypedDict
 
+from dtj_trainer.contract.history import END_FILE as END_FILE
+from dtj_trainer.contract.history import ENV_END as ENV_END
+from dtj_trainer.contract.history import ENV_HISTORY as ENV_HISTORY
+from dtj_trainer.contract.history import INDEX as INDEX
+from dtj_trainer.contract.history import RUN_FILE as RUN_FILE
+from dtj_trainer.contract.history import History as History
+from dtj_trainer.contract.history import IndexEntry as IndexEntry
+from dtj_trainer.contract.history import index_key as index_key
+from dtj_trainer.contract.history import parsed_index_key as parsed_index_key
 from dtj_trainer.contract.peers import Peers as Peers
 from dtj_trainer.contract.pod_info import Part as Part
 from dtj_trainer.contract.pod_info import PodInfo as PodInfo
@@ -222,8 +231,8 @@ TRACKED_RUN_FILE = "run/tracked-run.json"
 # In the bucket, below ENV_ARTIFACTS_URI: checkpoints/<step>[-<claim>]/{…,manifest.json}, tensorboard/, model/,
 # logs/attempt-<attempt>/{launcher-0,rank-<rank>,<role>-<index>}.log, metrics.jsonl, metrics-evaluator.jsonl,
 # utilisation/attempt-<attempt>/<role>-<index>.jsonl, tensorboard/utilisation/attempt-<attempt>/<role>-<index>/,
-# attempt.json, attempt-evaluator.json, tracking.json, job.yaml. Logs, metrics, utilisation and event files are stored
-# in segments: metrics.jsonl, metrics.jsonl.00002, … (`dtj_trainer.artifacts.segments`).
+# attempt.json, attempt-evaluator.json, tracking.json, run.json, end.json, job.yaml. Logs, metrics, utilisation and
+# event files are stored in segments: metrics.jsonl, metrics.jsonl.00002, … (`dtj_trainer.artifacts.segments`).
 MANIFEST_FILE = "manifest.json"
 MODEL_DESCRIPTION_FILE = "model.json"
 """In MODEL: what a server needs to know of the model."""
@@ -334,10 +343,12 @@ Termination = TypedDict(
         "progress": Progress,
         "artifacts": Artifacts,
         "phases": Phases,
+        "recorded": bool,
     },
     total=False,
 )
-"""The termination message: JSON of at most TERMINATION_MESSAGE_BYTES. `class` is absent after a success."""
+"""The termination message: JSON of at most TERMINATION_MESSAGE_BYTES. `class` is absent after a success. `recorded`:
+the pod has written END_FILE; absent otherwise."""
 
 RANK_EXIT_MARKER = "dtj-rank-exit: "
 """A rank's wrapper prints this marker and a Termination as JSON on one line, for the launcher to read from mpirun."""

@@ -1,21 +1,38 @@
-"""What a job leaves in the bucket of its course: `run.json`, `end.json`, and its entry in the index. Pure."""
+"""What a job leaves in the bucket of its course: `run.json`, `end.json`, and its entry in the index. Pure.
+
+A pod that claims the job's prefix writes `run.json`. The pod whose success is the job's success, or else the
+operator's record pod, writes `end.json`. `docs/history.md` describes the same.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 RUN_FILE = "run.json"
-"""What the job is: the digest of its spec, its world, its attempts."""
 END_FILE = "end.json"
-"""How the job ended: the status that its object had. A later record of the same job replaces it."""
 INDEX = "_index"
 """The folder of the index, below the job's `artifacts.uri`."""
+VERSION = 1
+"""The version of both files. Readers ignore unknown fields, and refuse later versions."""
+
+ENV_HISTORY = "DTJ_HISTORY"
+"""A History as JSON, in the pods that write it; unset: nothing is written."""
+ENV_END = "DTJ_END"
+"""The content of END_FILE that the record pod writes."""
+RECORD_POD = "record"
+"""`by` of an END_FILE that a record pod wrote."""
 
 _LATEST = 9_999_999_999
 # No Kubernetes name contains an underscore.
-_KEY = re.compile(rf"{INDEX}/([0-9]{{10}})_([^_/]+)_([^_/]+)_([^_/]+)")
+_KEY = re.compile(
+    rf"{INDEX}/(?P<inverted>[0-9]{{10}})_(?P<namespace>[^_/]+)_(?P<name>[^_/]+)_(?P<uid>[^_/]+)"
+)
+_ENDED = ("Succeeded", "Failed")
 
 
 class IndexEntry(NamedTuple):
@@ -29,7 +46,11 @@ class IndexEntry(NamedTuple):
     @property
     def prefix(self) -> str:
         """The job's own prefix below `artifacts.uri`."""
-        return f"{self.namespace}/{self.name}-{self.uid.split('-', 1)[0]}"
+        return _prefix(self.namespace, self.name, self.uid)
+
+
+def _prefix(namespace: str, name: str, uid: str) -> str:
+    return f"{namespace}/{name}-{uid.split('-', 1)[0]}"
 
 
 def index_key(created: datetime, namespace: str, name: str, uid: str) -> str:
@@ -46,5 +67,237 @@ def parsed_index_key(key: str) -> IndexEntry | None:
     found = _KEY.fullmatch(key)
     if found is None:
         return None
-    inverted, namespace, name, uid = found.groups()
-    return IndexEntry(datetime.fromtimestamp(_LATEST - int(inverted), UTC), namespace, name, uid)
+    created = datetime.fromtimestamp(_LATEST - int(found["inverted"]), UTC)
+    return IndexEntry(created, found["namespace"], found["name"], found["uid"])
+
+
+class AttemptBegun(TypedDict):
+    """An attempt that a pod has begun. `time`: RFC 3339."""
+
+    attempt: int
+    time: str
+
+
+class RunRecord(TypedDict):
+    """The content of RUN_FILE. Times are RFC 3339 in UTC."""
+
+    version: int
+    namespace: str
+    name: str
+    uid: str
+    created: str
+    specDigest: str
+    """SHA-256 in hex of the job's spec as canonical JSON."""
+    strategy: str
+    world: int
+    """The number of ranks, or of the replicas that train where a strategy has no ranks."""
+    attempts: list[AttemptBegun]
+
+
+class RecordedPod(TypedDict):
+    """A pod of the job, and the node that it ran on."""
+
+    name: str
+    node: NotRequired[str]
+
+
+class EndRecord(TypedDict):
+    """The content of END_FILE."""
+
+    version: int
+    uid: str
+    time: str
+    by: str
+    """The pod that wrote the file: `<role>-<index>`, or RECORD_POD."""
+    pods: list[RecordedPod]
+    podsLeftOut: NotRequired[int]
+    """The number of pods that the list has no room for."""
+    status: dict[str, Any]
+    """The job's `.status` as in the API."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What the operator knows of a job, and its pods do not. Times are RFC 3339."""
+
+    namespace: str
+    name: str
+    uid: str
+    created: str
+    spec_digest: str
+    strategy: str
+    world: int
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    """`status.restarts` at the begin of the attempt."""
+
+    @property
+    def prefix(self) -> str:
+        """The job's own prefix below `artifacts.uri`."""
+        return _prefix(self.namespace, self.name, self.uid)
+
+    @property
+    def index_key(self) -> str:
+        """The job's key in the index."""
+        return index_key(datetime.fromisoformat(self.created), self.namespace, self.name, self.uid)
+
+    def to_json(self) -> str:
+        """Return these fields as JSON, the value of the variable ENV_HISTORY."""
+        return json.dumps({_FIELDS[name]: value for name, value in vars(self).items()}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> History:
+        """Read the value of ENV_HISTORY; raises ValueError, which names the invalid field.
+
+        Fields of a later release are ignored.
+        """
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError("not a JSON object")
+        texts = dict[str, str]()
+        for name in _FIELDS.keys() - {"world", "restarts"}:
+            value = content.get(_FIELDS[name])
+            if not isinstance(value, str) or not value:
+                raise ValueError(f"{_FIELDS[name]} must be a string, not {json.dumps(value)}")
+            texts[name] = value
+        world, restarts = content.get("world"), content.get("restarts") or {}
+        if type(world) is not int or world < 0:
+            raise ValueError(f"world must be a whole number of at least 0, not {json.dumps(world)}")
+        if not isinstance(restarts, dict) or not all(type(count) is int for count in restarts.values()):
+            raise ValueError(f"restarts must be an object of whole numbers, not {json.dumps(restarts)}")
+        try:
+            zone = datetime.fromisoformat(content["created"]).tzinfo
+        except ValueError:
+            zone = None
+        if zone is None:
+            raise ValueError(f"created must be a time with a zone, not {json.dumps(content['created'])}")
+        return cls(world=world, restarts=restarts, **texts)
+
+
+_FIELDS = {
+    "namespace": "namespace",
+    "name": "name",
+    "uid": "uid",
+    "created": "created",
+    "spec_digest": "specDigest",
+    "strategy": "strategy",
+    "world": "world",
+    "restarts": "restarts",
+}
+
+
+def stored_object(content: bytes | None) -> dict[str, Any]:
+    """Return the object in a stored file; empty for a file that is absent or is no JSON object."""
+    try:
+        found = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def run_record(history: History, stored: Mapping[str, Any], attempt: int | None, time: str) -> RunRecord:
+    """Return the content of RUN_FILE.
+
+    stored: the file as it is. attempt: an attempt that has just begun; None: no attempt. time: RFC 3339.
+    """
+    given = stored.get("attempts")
+    known = [each for each in given if _is_attempt(each)] if isinstance(given, list) else []
+    if attempt is not None and all(each["attempt"] != attempt for each in known):
+        known.append({"attempt": attempt, "time": time})
+    return {
+        "version": VERSION,
+        "namespace": history.namespace,
+        "name": history.name,
+        "uid": history.uid,
+        "created": history.created,
+        "specDigest": history.spec_digest,
+        "strategy": history.strategy,
+        "world": history.world,
+        "attempts": known,
+    }
+
+
+def _is_attempt(entry: object) -> bool:
+    return (
+        isinstance(entry, dict) and type(entry.get("attempt")) is int and isinstance(entry.get("time"), str)
+    )
+
+
+def begun_at(run: Mapping[str, Any]) -> str | None:
+    """Return when the first attempt in a RUN_FILE began; None where the file names none."""
+    attempts = run.get("attempts")
+    found = [each["time"] for each in attempts if _is_attempt(each)] if isinstance(attempts, list) else []
+    return found[0] if found else None
+
+
+def success_record(
+    history: History, by: str, attempt: int, begun: str | None, time: str, report: Mapping[str, Any]
+) -> EndRecord:
+    """Return the END_FILE of a job that has just succeeded, by what its deciding pod knows.
+
+    by: `<role>-<index>` of the pod. begun: when the first attempt began. time: RFC 3339. report: the pod's last
+    progress and artifacts.
+    """
+    ended = _in_seconds(time)
+    status: dict[str, Any] = {
+        "phase": "Succeeded",
+        "conditions": [
+            {
+                "type": "Succeeded",
+                "status": "True",
+                "reason": "JobSucceeded",
+                "message": f"{history.name}-{by} ended with exit code 0",
+                "lastTransitionTime": ended,
+            }
+        ],
+        "attempt": attempt,
+        "restarts": dict(history.restarts),
+        "completionTime": ended,
+    }
+    if begun is not None:
+        status["startTime"] = _in_seconds(begun)
+    status |= {name: report[name] for name in ("progress", "artifacts") if report.get(name)}
+    return end_record(history.uid, by, time, [], status)
+
+
+def _in_seconds(time: str) -> str:
+    """Return a time as the API has it, in whole seconds; another text as it is."""
+    try:
+        return datetime.fromisoformat(time).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except ValueError:
+        return time
+
+
+def end_record(
+    uid: str, by: str, time: str, pods: Sequence[RecordedPod], status: Mapping[str, Any]
+) -> EndRecord:
+    """Return the content of END_FILE. time: RFC 3339."""
+    return {
+        "version": VERSION,
+        "uid": uid,
+        "time": time,
+        "by": by,
+        "pods": list(pods),
+        "status": dict(status),
+    }
+
+
+def replaces(stored: Mapping[str, Any], record: EndRecord) -> bool:
+    """Return whether a record may replace the stored END_FILE, which is empty where there is none.
+
+    An end of a later attempt stays. The end that the operator gives to an attempt replaces that of a pod: a pod of a
+    lost node may succeed after the operator has given the job up. The suspension of a job replaces no end of the
+    attempt that follows.
+    """
+    if stored.get("uid") != record["uid"]:
+        return True
+    there = stored.get("status")
+    before: Mapping[str, Any] = there if isinstance(there, dict) else {}
+    old, new = _attempt(before), _attempt(record["status"])
+    if old != new or before.get("phase") not in _ENDED:
+        return old <= new
+    return record["by"] == RECORD_POD and record["status"].get("phase") in _ENDED
+
+
+def _attempt(status: Mapping[str, Any]) -> int:
+    attempt = status.get("attempt")
+    return attempt if type(attempt) is int else 0

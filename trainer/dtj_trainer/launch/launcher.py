@@ -40,6 +40,8 @@ class Launcher:
         self._own_lines = LastLines(200)
         """Lines without a rank's prefix: the output of mpirun or gloo."""
         self._rank_lines: dict[int, LastLines] = {}
+        self._stopped = False
+        """Whether the launcher was asked to stop."""
 
     def run(self) -> int:
         """Wait for the hosts, run, and write the termination message; return the exit code."""
@@ -61,6 +63,7 @@ class Launcher:
             )
         self._phases.reached("peersReady")
         end = self._run_ranks(hosts)
+        self._stopped = end.stopped
         return self._end(decide(end, self._exits, self._own_lines.lines(), hosts.lost), sync)
 
     def _run_ranks(self, hosts: RankHosts) -> ProgramEnd:
@@ -105,6 +108,9 @@ class Launcher:
             text = f"dtj: {exit_report['class']}: {exit_report.get('message', '')}"
             self._log_file.write(text.encode())
             self._pass_on(text.encode())
+        elif sync and not self._stopped and sync.record_success(settings.pod.name, _report_of(exit_report)):
+            # The ranks' pods have uploaded all but this log. The message comes before the log, whose upload may last.
+            exit_report["recorded"] = True
         write_termination(settings.termination_log, exit_report)
         if sync:
             try:
@@ -125,6 +131,16 @@ class Launcher:
 
 def _own_failure(cause: FailureClass, message: str, code: int) -> contract.Termination:
     return {"class": cause, "message": message, "exitCode": code}
+
+
+def _report_of(message: contract.Termination) -> contract.Report:
+    """Return what rank 0 reported at its end."""
+    report: contract.Report = {}
+    if "progress" in message:
+        report["progress"] = message["progress"]
+    if "artifacts" in message:
+        report["artifacts"] = message["artifacts"]
+    return report
 
 
 def _merged(of_rank: contract.Phases, own: contract.Phases) -> contract.Phases:

@@ -66,6 +66,7 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
         cache=settings.checkpoint_cache,
         peers=settings.peers,
         tracked=tracked(settings, os.environ) is not None,
+        history=settings.history,
     )
 
 
@@ -192,6 +193,10 @@ class Pod:
         """Send the last metrics to the tracking server; takes seconds at most. Call it after `finish`."""
         if not self._sync.superseded:
             self._tracking.end(status, stopped=stopped)
+
+    def record_success(self) -> bool:
+        """Record the job's success as the pod that decides it; return whether the bucket has it. Call it last."""
+        return self._sync.record_success(self._settings.pod.name, self.report())
 
     def close(self) -> None:
         """Stop uploads and tracking, because the process ends."""

@@ -182,6 +182,8 @@ class Replica:
         )
         if not failed:
             exit_report.update(pod.report())  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
+            if self._settings.pod.uploads == "primary" and stop_signal is None and pod.record_success():
+                exit_report["recorded"] = True
             self._report_exit(exit_report, first)
         return exit_report["exitCode"]
 

@@ -77,6 +77,8 @@ class Settings:
     """The node's cache, if the pod has one."""
     peers: PeerHosts | None = None
     """The pods that restore with this one, if there are any."""
+    history: contract.History | None = None
+    """What the operator tells the pod for the job's history; None: the pod writes no history."""
 
     @property
     def logs(self) -> Path:
@@ -115,6 +117,16 @@ def _read_pod(environment: Mapping[str, str]) -> contract.PodInfo:
         return contract.PodInfo.from_json(text)
     except ValueError as error:
         raise SettingsError(f"{contract.ENV_POD} can't be read: {error}") from error
+
+
+def _read_history(environment: Mapping[str, str]) -> contract.History | None:
+    text = environment.get(contract.ENV_HISTORY)
+    if not text:
+        return None
+    try:
+        return contract.History.from_json(text)
+    except ValueError as error:
+        raise SettingsError(f"{contract.ENV_HISTORY} can't be read: {error}") from error
 
 
 def _read_start_barrier(environment: Mapping[str, str]) -> tuple[str, int] | None:
@@ -202,4 +214,5 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         ranks_by=cast(RanksBy | None, ranks_by),
         checkpoint_cache=checkpoint_cache,
         peers=peers,
+        history=_read_history(environment),
     )

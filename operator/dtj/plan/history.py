@@ -1,0 +1,47 @@
+"""What the pods of a job are told for its history in the bucket."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from dtj.api.job import Job, written
+from dtj_trainer import contract
+
+
+def history_of(job: Job) -> contract.History | None:
+    """Return what the history of a job needs; None for a job that keeps no artifacts or is not stored yet."""
+    if job.artifacts_uri is None or job.created is None:
+        return None
+    return contract.History(
+        namespace=job.namespace,
+        name=job.name,
+        uid=job.uid,
+        created=job.created,
+        spec_digest=spec_digest(job),
+        strategy=job.spec.strategy,
+        world=_world(job),
+        restarts=job.status.restarts.model_dump(by_alias=True, exclude_none=True),
+    )
+
+
+def history_environment(job: Job) -> dict[str, str]:
+    """Return the variable of the pods that write the history; empty for a job that has none."""
+    history = history_of(job)
+    return {contract.ENV_HISTORY: history.to_json()} if history is not None else {}
+
+
+def spec_digest(job: Job) -> str:
+    """Return the SHA-256 of the job's spec as JSON with sorted keys and without spaces, in hex."""
+    text = json.dumps(written(job)["spec"], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _world(job: Job) -> int:
+    """Return the number of ranks, or of the replicas that train where the strategy has no ranks."""
+    roles = job.spec.replica_specs.given()
+    if job.rules.ranked:
+        ranks = (job.rules.ranks_of(job.spec, role, 0) for role in roles)
+        return sum(len(each) * role.replicas for each, role in zip(ranks, roles.values(), strict=True))
+    others = job.rules.names(lambda role: role.evaluates or role.holds_state)
+    return sum(role.replicas for name, role in roles.items() if name not in others)

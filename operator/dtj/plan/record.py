@@ -1,0 +1,142 @@
+"""The record pod: it writes `end.json` of a job whose own pods did not record the end. It is no replica.
+
+The pod has the job's own credentials, as the job's TensorBoard has. The operator never has a key of a bucket.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from dtj.api.identity import LABEL_MANAGED_BY, LABEL_RECORD, MANAGER
+from dtj.api.job import Job, Manifest
+from dtj.api.names import config_name, mpijob_config_name, record_name
+from dtj.api.status import JobStatus
+from dtj.plan.history import history_environment
+from dtj.plan.nodes import with_node_tolerations
+from dtj.plan.pods import ON_LINUX, credentials, metadata, pod_security, with_restricted_security
+from dtj.plan.tensorboard import bucket_variables, service_account
+from dtj_trainer import contract
+from dtj_trainer.contract.history import RECORD_POD, EndRecord, RecordedPod, end_record
+
+DEADLINE_SECONDS = 180
+"""Seconds from the start of a record pod on a node to its end, with the pull of its image."""
+END_BYTES = 64_000
+"""The longest `end.json` that a record pod is handed. Linux takes 128 KiB in one variable."""
+_RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}}
+# Fields of the replicas' templates without which no pod of the namespace may start.
+_OF_TEMPLATES = ("tolerations", "imagePullSecrets", "priorityClassName")
+_SHORT_LINE, _SHORT_MESSAGE = 200, 1000
+
+
+def record_pod(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: str, image: str) -> Manifest:
+    """Return the pod that records this status of a job that keeps artifacts.
+
+    pods: the job's pods. time: RFC 3339. image: an image with Python, boto3 and `dtj_trainer`.
+    """
+    end = json.dumps(fitted(end_of(job, status, pods, time)), ensure_ascii=False)
+    env = {
+        contract.ENV_JOB: job.name,
+        contract.ENV_ARTIFACTS_URI: job.artifacts_uri or "",
+        # The kubelet expands `$(NAME)` in values, and makes one `$` of two.
+        contract.ENV_END: end.replace("$", "$$"),
+        **history_environment(job),
+    }
+    if job.spec.artifacts and job.spec.artifacts.endpoint:
+        env["AWS_ENDPOINT_URL_S3"] = job.spec.artifacts.endpoint
+    name = record_name(job.name, job.short_uid, status.current_attempt, ended=status.finished)
+    # Without LABEL_JOB, as the pod of the TensorBoard: it is no pod of the job, and not behind the job's Service.
+    labels = {"app.kubernetes.io/name": "dtj-record", LABEL_MANAGED_BY: MANAGER, LABEL_RECORD: job.name}
+    config = mpijob_config_name if job.spec.by_mpi_operator else config_name
+    pod: Manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**metadata(job, name), "labels": labels},
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": DEADLINE_SECONDS,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 10,
+            "securityContext": pod_security(job.pod_user),
+            "nodeSelector": dict(ON_LINUX),
+            "containers": [
+                {
+                    "name": RECORD_POD,
+                    "image": image,
+                    "command": ["python", "-m", "dtj_trainer.record_pod"],
+                    "env": [
+                        *({"name": name, "value": value} for name, value in env.items()),
+                        *bucket_variables(job),
+                    ],
+                    "resources": _RESOURCES,
+                    "securityContext": {"readOnlyRootFilesystem": True},
+                    "terminationMessagePolicy": "FallbackToLogsOnError",
+                    "volumeMounts": [
+                        {"name": "config", "mountPath": str(contract.CONFIG_DIR), "readOnly": True},
+                        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount point, not a file of ours
+                    ],
+                    **credentials(job),
+                }
+            ],
+            "volumes": [
+                # A job whose spec is wrong has no ConfigMap.
+                {"name": "config", "configMap": {"name": config(job.name), "optional": True}},
+                {"name": "tmp", "emptyDir": {"sizeLimit": "10Mi"}},
+            ],
+            **_of_templates(job),
+            **service_account(job),
+        },
+    }
+    return with_node_tolerations(with_restricted_security(pod))
+
+
+def end_of(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: str) -> EndRecord:
+    """Return the record of a status. The pod that failed comes first. The name of the ssh Secret is left out."""
+    content = status.model_dump(by_alias=True, mode="json", exclude_none=True, exclude={"ssh_secret"})
+    failed = status.failure.pod if status.failure is not None else None
+    ordered = sorted(pods, key=lambda pod: pod["name"] != failed)
+    return end_record(job.uid, RECORD_POD, time, ordered, content)
+
+
+def fitted(record: EndRecord, limit: int = END_BYTES) -> EndRecord:
+    """Leave out what makes the record longer than `limit` bytes as JSON.
+
+    First go the attempts of replicas and the losses of nodes, then pods, then log lines, and then long messages.
+    """
+    status: dict[str, Any] = dict(record["status"])
+    fit: EndRecord = {**record, "status": status}
+    for name in ("replicaAttempts", "nodeFailures"):
+        if _size(fit) > limit:
+            status.pop(name, None)
+    every = record["pods"]
+    while _size(fit) > limit and len(fit["pods"]) > 1:
+        fit["pods"] = fit["pods"][: len(fit["pods"]) // 2]
+        fit["podsLeftOut"] = len(every) - len(fit["pods"])
+    if _size(fit) > limit and isinstance(failure := status.get("failure"), dict):
+        lines = [line[:_SHORT_LINE] for line in failure.get("lastLogLines", [])]
+        status["failure"] = {
+            **failure,
+            "lastLogLines": lines,
+            "message": failure.get("message", "")[:_SHORT_MESSAGE],
+        }
+    if _size(fit) > limit:
+        status["conditions"] = [
+            {**condition, "message": condition.get("message", "")[:_SHORT_MESSAGE]}
+            for condition in status.get("conditions", [])
+        ]
+    return fit
+
+
+def _size(record: EndRecord) -> int:
+    return len(json.dumps(record, ensure_ascii=False).encode(errors="replace"))
+
+
+def _of_templates(job: Job) -> Manifest:
+    """Return fields of the first template that has them: the TensorBoard's, or that of a role."""
+    roles = (replica.template for replica in job.spec.replica_specs.given().values())
+    given = (template.get("spec") for template in (job.spec.tensorboard.template, *roles))
+    specs = [spec for spec in given if isinstance(spec, dict)]
+    found = {name: next((spec[name] for spec in specs if spec.get(name)), None) for name in _OF_TEMPLATES}
+    return {name: value for name, value in found.items() if value is not None}

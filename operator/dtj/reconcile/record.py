@@ -1,0 +1,159 @@
+"""The record pod of a job: the operator makes it, reads how it ended, and deletes it.
+
+The pod never holds up a training. Of thousands of jobs that end at once, only a few have their record pods at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dtj.api.job import Fault, Job, Manifest
+from dtj.api.names import record_name
+from dtj.api.status import JobStatus
+from dtj.cluster.port import ApiError, Cluster
+from dtj.reconcile.memory import Memory
+from dtj.reconcile.refusal import Refused, make
+from dtj.reconcile.snapshot import Snapshot
+from dtj.reconcile.view import Key, OwnedRecord, controller_uid
+from dtj.status.decision import Decision
+from dtj.status.record import RecordPod, Refusal, recording
+from dtj.status.times import written_time
+from dtj_trainer.contract.history import RecordedPod
+
+_log = logging.getLogger(__name__)
+MOST_RECORD_PODS = 16
+"""Record pods at a time, of all jobs."""
+REFUSED_SECONDS = 10.0
+"""Seconds between two tries to create a record pod that the API server refuses."""
+_TURN_SECONDS = 5.0
+_PLACE = "spec.artifacts"
+
+Build = Callable[[Job, JobStatus, Sequence[RecordedPod], str], Manifest]
+"""Returns the record pod of a job: `record_pod` with an image."""
+
+
+def view_record(manifest: Mapping[str, Any]) -> OwnedRecord:
+    """Return the fields of a record pod that the operator reads."""
+    metadata, status = manifest["metadata"], manifest.get("status") or {}
+    states = [container.get("state") or {} for container in status.get("containerStatuses") or []]
+    ended = next((state["terminated"] for state in states if state.get("terminated")), None)
+    waiting: Mapping[str, Any] = next((state["waiting"] for state in states if state.get("waiting")), {})
+    phase, reason, fault = status.get("phase"), status.get("reason") or "", None
+    if phase == "Failed" and reason == "DeadlineExceeded":
+        fault = "it did not end in time" + (f": {waiting['message']}" if waiting.get("message") else "")
+    elif phase == "Failed" and not reason and ended:
+        fault = (ended.get("message") or "").strip() or f"it ended with exit code {ended.get('exitCode')}"
+    elif waiting.get("reason") == "CreateContainerConfigError":
+        fault = waiting.get("message") or waiting["reason"]
+    pod = RecordPod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        created=metadata["creationTimestamp"],
+        deleting=metadata.get("deletionTimestamp") is not None,
+        succeeded=phase == "Succeeded",
+        fault=fault,
+        lost=phase == "Failed" and fault is None,
+    )
+    return OwnedRecord(controller_uid(manifest), pod)
+
+
+def recorded(seen: Snapshot, decision: Decision) -> tuple[Decision, bool]:
+    """Set the condition `Recorded` of a job that keeps artifacts; return whether the job needs a record pod too."""
+    job = seen.job
+    if seen.records is None or not isinstance(job, Job) or not _keeps(job, seen.faults):
+        return decision, False
+    name = _name(job, decision.status)
+    pod = next((pod for pod in seen.records if pod.name == name), None)
+    result = recording(job, decision, pod, seen.no_record, seen.now)
+    return result.decision, result.wanted
+
+
+def _keeps(job: Job, faults: Sequence[Fault]) -> bool:
+    """Return whether a record pod can find the job's prefix in the bucket."""
+    wrong = any(fault.field.startswith(_PLACE) for fault in faults)
+    return job.artifacts_uri is not None and job.created is not None and not wrong
+
+
+def _name(job: Job, status: JobStatus) -> str:
+    return record_name(job.name, job.short_uid, status.current_attempt, ended=status.finished)
+
+
+class Recorder:
+    """Makes and deletes record pods. Only `most` jobs have one at a time."""
+
+    def __init__(self, build: Build, most: int = MOST_RECORD_PODS) -> None:
+        self._build = build
+        self._most = most
+        self._held: set[Key] = set()
+        """The jobs that have, or are about to have, a record pod."""
+        self._waiting: set[Key] = set()
+
+    async def keep(
+        self, cluster: Cluster, memory: Memory, seen: Snapshot, status: JobStatus, *, wanted: bool
+    ) -> float | None:
+        """Make the record pod, or delete record pods that have done their work.
+
+        status: the stored status. wanted: whether the job needs a record pod. Returns seconds until the next pass is
+        due, or None. An error of the API server is logged and noted in `memory`.
+        """
+        job = seen.job
+        if not isinstance(job, Job) or seen.records is None:
+            return None
+        key, name = (job.namespace, job.name), _name(job, status)
+        try:
+            for pod in seen.records:
+                if not pod.deleting and (pod.name != name or pod.lost or not wanted):
+                    await cluster.delete_pod(job.namespace, pod.name, pod.uid)
+        except ApiError as error:
+            _log.warning("%s/%s: its record pod: %s", *key, error)
+            return REFUSED_SECONDS
+        if not wanted:
+            self.forget(key)
+            memory.no_record = None
+            return None
+        if any(pod.name == name for pod in seen.records):
+            self._held.add(key)
+            return None
+        if key not in self._held and len(self._held) >= self._most:
+            return self._turn(key)
+        self._waiting.discard(key)
+        self._held.add(key)
+        return await self._make(cluster, memory, job, seen, status)
+
+    def forget(self, key: Key) -> None:
+        """Give up the job's place."""
+        self._held.discard(key)
+        self._waiting.discard(key)
+
+    def _turn(self, key: Key) -> float:
+        """Return the seconds after which a job asks again for its turn. Few jobs ask at a time."""
+        waits = random.uniform(1.0, 2.0) * _TURN_SECONDS  # noqa: S311 - not for secrets
+        if key not in self._waiting:
+            waits += len(self._waiting)
+        self._waiting.add(key)
+        return waits
+
+    async def _make(
+        self, cluster: Cluster, memory: Memory, job: Job, seen: Snapshot, status: JobStatus
+    ) -> float | None:
+        pods = [
+            RecordedPod(name=pod.name, node=pod.node) if pod.node else RecordedPod(name=pod.name)
+            for pod in seen.observed.pods
+        ]
+        time, before = written_time(seen.now), memory.no_record
+        since = before.since if before else time
+        try:
+            await make(cluster, job, self._build(job, status, pods, time))
+        except Refused as refused:
+            memory.no_record = Refusal(refused.obstacle[1], since, lasting=refused.invalid)
+        except ApiError as error:
+            memory.no_record = Refusal(str(error), since, lasting=False)
+        else:
+            memory.no_record = None
+            return None
+        _log.warning("%s/%s: its record pod: %s", job.namespace, job.name, memory.no_record.why)
+        self._held.discard((job.namespace, job.name))
+        return 0.0 if memory.no_record.lasting else REFUSED_SECONDS

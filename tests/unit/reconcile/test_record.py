@@ -1,0 +1,334 @@
+"""Record pods: the end of a job whose own pods did not record it, and a suspension that lasts.
+
+* jobs whose pods recorded the success: no record pod, and no write more
+* every other end, and jobs that have no record
+* the TTL
+* pods that fail, that the cluster takes away, that do not run, or that the API server refuses
+* restarts of the operator, and many jobs at once
+* suspensions
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dtj.api.identity import LABEL_RECORD
+from dtj.api.job import Manifest
+from dtj.cluster.port import ApiError
+from tests.unit.support.fake_cluster import WRITES, FakeCluster
+from tests.unit.support.jobs import manifest
+from tests.unit.support.kubelet import Ending
+from tests.unit.support.world import KEY, World
+
+ARTIFACTS = {"uri": "s3://training/jobs", "secretName": "s3-credentials"}
+
+
+class Recorded(World):
+    """A job that keeps artifacts, and whose program fails unless a test says otherwise."""
+
+    records = 16
+    code: int | None = 3
+    """The exit code of the launcher; None: it does not end."""
+    message = ""
+    """The termination message of the launcher."""
+    record: Ending | None = (0, "")
+    """How a record pod ends; None: it does not end."""
+
+    def __init__(self, **spec: Any) -> None:
+        super().__init__(**{"artifacts": ARTIFACTS, "runPolicy": {"backoffLimit": 0}} | spec)
+        self.kubelet.program = self.program
+        self.made: list[Manifest] = []
+
+    def program(self, pod: Manifest, ran: int) -> Ending | None:
+        labels = pod["metadata"]["labels"]
+        if LABEL_RECORD in labels:
+            return self.record if ran >= 2 else None
+        if labels["dtj.dev/role"] != "launcher" or ran < 2 or self.code is None:
+            return None
+        return self.code, self.message
+
+    def record_pods(self) -> list[Manifest]:
+        return [pod for pod in self.cluster.of_kind("Pod") if LABEL_RECORD in pod["metadata"]["labels"]]
+
+    async def step(self) -> bool:
+        happened = await super().step()
+        known = {pod["metadata"]["uid"] for pod in self.made}
+        self.made += [pod for pod in self.record_pods() if pod["metadata"]["uid"] not in known]
+        return happened
+
+    @property
+    def recorded(self) -> tuple[str | None, str | None]:
+        condition = self.condition("Recorded")
+        return condition.get("status"), condition.get("reason")
+
+
+def end_in(pod: Manifest) -> dict[str, Any]:
+    """The `end.json` that a record pod was handed."""
+    (container,) = pod["spec"]["containers"]
+    value = next(variable["value"] for variable in container["env"] if variable["name"] == "DTJ_END")
+    found: dict[str, Any] = json.loads(value.replace("$$", "$"))
+    return found
+
+
+# --- a success ---------------------------------------------------------------------------------------
+
+
+async def test_a_success_that_a_pod_recorded_costs_nothing_more() -> None:
+    writes = []
+    for message in ("", json.dumps({"exitCode": 0, "recorded": True})):
+        world = Recorded()
+        world.code, world.message = 0, message
+        if not message:
+            world.records = 0
+            world.start_operator()
+        await world.rest()
+        assert world.phase == "Succeeded"
+        assert world.made == []
+        writes.append([(call.verb, call.kind) for call in world.cluster.calls if call.verb in WRITES])
+    assert world.recorded == ("True", "EndRecorded")
+    assert world.condition("Recorded")["message"] == "mnist-launcher-0 wrote end.json"
+    assert writes[0] == writes[1]
+
+
+async def test_a_success_that_no_pod_recorded_gets_a_record_pod() -> None:
+    world = Recorded()
+    world.code = 0
+    await world.rest()
+    assert (world.phase, world.recorded) == ("Succeeded", ("True", "EndRecorded"))
+    (pod,) = world.made
+    assert end_in(pod)["status"]["phase"] == "Succeeded"
+    assert world.record_pods() == []
+
+
+# --- other ends --------------------------------------------------------------------------------------
+
+
+async def test_a_failure_is_recorded_with_the_status_and_the_nodes() -> None:
+    world = Recorded()
+    await world.until(lambda: bool(world.record_pods()))
+    assert world.recorded == ("False", "RecordPending")
+    await world.rest()
+
+    assert world.recorded == ("True", "EndRecorded")
+    (pod,) = world.made
+    assert pod["metadata"]["name"] == f"mnist-record-{world.cluster.job()['metadata']['uid'].split('-')[0]}-1"
+    assert pod["metadata"]["ownerReferences"][0]["uid"] == world.cluster.job()["metadata"]["uid"]
+    assert "dtj.dev/job" not in pod["metadata"]["labels"]
+    end = end_in(pod)
+    assert end["status"]["failure"]["exitCode"] == 3
+    assert {(each["name"], each["node"]) for each in end["pods"]} == {
+        ("mnist-launcher-0", "node-0"), ("mnist-worker-0", "node-0"), ("mnist-worker-1", "node-1"),
+    }  # fmt: skip
+    assert end["pods"][0]["name"] == "mnist-launcher-0"
+    assert world.record_pods() == []
+    assert world.status["replicaStatuses"].keys() == {"launcher", "worker"}
+    world.cluster.calls.clear()
+    await world.rest()
+    assert world.cluster.calls == []
+
+
+async def test_a_deadline_and_an_image_that_does_not_exist_are_recorded() -> None:
+    world = Recorded(runPolicy={"activeDeadlineSeconds": 5})
+    world.code = None
+    await world.rest()
+    assert (world.condition("Failed")["reason"], world.recorded) == (
+        "DeadlineExceeded",
+        ("True", "EndRecorded"),
+    )
+    assert end_in(world.made[0])["status"]["conditions"][1]["reason"] == "DeadlineExceeded"
+
+
+async def test_a_wrong_spec_is_recorded_where_its_artifacts_are_right() -> None:
+    world = Recorded(
+        replicaSpecs={"worker": {"replicas": 2, "gpus": 1, "resources": {"limits": {"nvidia.com/gpu": 2}}}}
+    )
+    await world.rest()
+    assert (world.condition("Failed")["reason"], world.recorded) == (
+        "ValidationFailed",
+        ("True", "EndRecorded"),
+    )
+    assert {pod["metadata"]["labels"]["app.kubernetes.io/name"] for pod in world.made} == {"dtj-record"}
+
+
+@pytest.mark.parametrize(
+    "artifacts", [None, {"uri": "s3://training/jobs", "resume": "FromURI"}], ids=["none", "faulty"]
+)
+async def test_a_job_without_usable_artifacts_has_no_record(artifacts: Any) -> None:
+    world = Recorded(artifacts=artifacts)
+    await world.rest()
+    assert world.phase == "Failed"
+    assert (world.made, world.condition("Recorded")) == ([], {})
+
+
+async def test_a_job_that_ended_under_an_earlier_release_is_left_alone() -> None:
+    world = Recorded()
+    world.records = 0
+    world.start_operator()
+    await world.rest()
+    del world.records
+    world.start_operator()
+    world.cluster.calls.clear()
+    await world.rest()
+    assert (world.phase, world.cluster.calls) == ("Failed", [])
+
+
+# --- the TTL -----------------------------------------------------------------------------------------
+
+
+def exists(world: World) -> bool:
+    return ("DistributedTrainingJob", *KEY) in world.cluster.objects
+
+
+async def test_the_ttl_waits_for_the_record() -> None:
+    world = Recorded(runPolicy={"backoffLimit": 0, "ttlSecondsAfterFinished": 0})
+    await world.until(lambda: bool(world.record_pods()))
+    assert exists(world)
+    await world.until(lambda: not exists(world))
+    assert len(world.made) == 1
+
+
+async def test_the_ttl_waits_five_minutes_at_most() -> None:
+    world = Recorded(runPolicy={"backoffLimit": 0, "ttlSecondsAfterFinished": 0})
+    world.record = None
+    await world.until(lambda: bool(world.record_pods()))
+    began = world.cluster.now
+    await world.until(lambda: not exists(world), 400)
+    assert timedelta(seconds=290) < world.cluster.now - began < timedelta(seconds=310)
+
+
+# --- what goes wrong ---------------------------------------------------------------------------------
+
+
+async def test_a_store_that_refuses_is_told_and_tried_once() -> None:
+    world = Recorded()
+    world.record = (69, "access denied to s3://training/jobs\n")
+    await world.rest()
+    assert world.recorded == ("False", "RecordRefused")
+    assert world.condition("Recorded")["message"].endswith(": access denied to s3://training/jobs")
+    assert (len(world.made), world.record_pods()) == (1, [])
+    assert world.events()[-1] == "RecordRefused"
+
+
+async def test_a_pod_that_the_cluster_takes_away_is_made_again() -> None:
+    world = Recorded()
+    await world.until(lambda: bool(world.record_pods()))
+    (pod,) = world.record_pods()
+    name = ("Pod", "ml", pod["metadata"]["name"])
+    world.cluster.change(name, lambda there: there.update(status={"phase": "Failed", "reason": "Evicted"}))
+    await world.rest()
+    assert (len(world.made), world.recorded) == (2, ("True", "EndRecorded"))
+
+
+async def test_a_secret_that_is_missing_is_no_reason_to_wait() -> None:
+    world = Recorded()
+    await world.until(lambda: bool(world.record_pods()))
+    (pod,) = world.record_pods()
+    name, waiting = ("Pod", "ml", pod["metadata"]["name"]), {
+        "reason": "CreateContainerConfigError", "message": 'secret "s3-credentials" not found',
+    }  # fmt: skip
+    states = [{"name": "record", "state": {"waiting": waiting}}]
+    world.cluster.change(name, lambda there: there["status"].update(containerStatuses=states))
+    await world.rest()
+    assert world.recorded == ("False", "RecordRefused")
+    assert 's3-credentials" not found' in world.condition("Recorded")["message"]
+
+
+async def test_a_pod_that_does_not_end_is_given_up() -> None:
+    world = Recorded()
+    world.record = None
+    await world.until(lambda: world.recorded == ("False", "RecordGivenUp"), 400)
+    await world.until(lambda: world.record_pods() == [])
+
+
+async def test_a_quota_is_waited_for_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, create = Recorded(), FakeCluster.create
+
+    async def refuse(cluster: FakeCluster, made: Manifest) -> Manifest:
+        if LABEL_RECORD in made["metadata"].get("labels", {}):
+            raise ApiError(403, "Forbidden", "exceeded quota: pods")
+        return await create(cluster, made)
+
+    monkeypatch.setattr(FakeCluster, "create", refuse)
+    await world.until(lambda: world.phase == "Failed")
+    await world.until(lambda: world.recorded == ("False", "RecordRefused"), 400)
+    assert "exceeded quota" in world.condition("Recorded")["message"]
+
+
+async def test_an_operator_that_starts_anew_goes_on() -> None:
+    world = Recorded()
+    await world.until(lambda: world.phase == "Failed")
+    world.start_operator()
+    await world.rest()
+    assert (len(world.made), world.recorded) == (1, ("True", "EndRecorded"))
+
+
+async def test_thousands_of_ends_have_a_few_record_pods_at_a_time() -> None:
+    world = Recorded()
+    world.records = 1
+    world.start_operator()
+    world.record = None
+    await world.until(lambda: bool(world.record_pods()))
+    other = manifest("other", artifacts=ARTIFACTS, runPolicy={"backoffLimit": 0}, command=[])
+    world.apply(other)
+
+    async def turn() -> float | None:
+        await Recorded.step(world)
+        return await world.reconciler.reconcile(("ml", "other"))
+
+    waits = [await turn() for _ in range(5)]
+    assert world.cluster.objects["DistributedTrainingJob", "ml", "other"]["status"]["phase"] == "Failed"
+    assert len(world.record_pods()) == 1
+    assert waits[-1] is not None
+    assert 5 <= waits[-1] <= 11
+    world.record = (0, "")
+    for _ in range(10):
+        await turn()
+    assert len(world.made) == 2
+
+
+# --- suspensions -------------------------------------------------------------------------------------
+
+
+def suspend(world: World, value: bool) -> None:
+    world.cluster.change(
+        ("DistributedTrainingJob", *KEY), lambda job: job["spec"]["runPolicy"].update(suspend=value)
+    )
+
+
+async def test_a_suspension_that_lasts_is_recorded_and_so_is_the_end_that_follows() -> None:
+    world = Recorded()
+    world.code = None
+    await world.until(lambda: world.phase == "Running")
+    suspend(world, True)
+    await world.until(lambda: world.phase == "Suspended")
+    began = world.cluster.now
+    await world.until(lambda: world.recorded == ("True", "SuspensionRecorded"))
+    assert world.cluster.now - began >= timedelta(seconds=60)
+    await world.rest()
+    assert end_in(world.made[0])["status"]["phase"] == "Suspended"
+    assert (len(world.made), world.record_pods()) == (1, [])
+
+    world.code = 3
+    suspend(world, False)
+    await world.rest()
+    assert (world.phase, world.recorded) == ("Failed", ("True", "EndRecorded"))
+    assert [end_in(pod)["status"]["phase"] for pod in world.made] == ["Suspended", "Failed"]
+
+
+async def test_a_short_suspension_and_a_job_that_never_ran_are_not() -> None:
+    world = Recorded(runPolicy={"suspend": True, "backoffLimit": 0})
+    world.code = None
+    await world.until(lambda: world.phase == "Suspended")
+    world.cluster.now += timedelta(seconds=300)
+    await world.rest()
+    suspend(world, False)
+    await world.until(lambda: world.phase == "Running")
+    suspend(world, True)
+    await world.until(lambda: world.phase == "Suspended")
+    suspend(world, False)
+    await world.until(lambda: world.phase == "Running")
+    assert (world.made, world.condition("Recorded")) == ([], {})

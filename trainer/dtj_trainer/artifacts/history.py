@@ -1,0 +1,150 @@
+"""Writes a job's history to the bucket: `run.json`, `end.json`, and the job's entry in the index.
+
+The history harms no job: a request that the store refuses is logged, and nothing else follows from it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts.fence import Superseded, read_claim
+from dtj_trainer.artifacts.fenced_put import put_fenced
+from dtj_trainer.artifacts.s3 import Changed, NoSuchKey, NotSupported, S3Error
+from dtj_trainer.artifacts.store import ABSENT, Store
+from dtj_trainer.clock import now_text
+from dtj_trainer.contract.history import (
+    begun_at,
+    replaces,
+    run_record,
+    stored_object,
+    success_record,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from dtj_trainer.artifacts.fence import Fence
+    from dtj_trainer.contract.history import EndRecord, History
+
+log = logging.getLogger(__name__)
+
+TRIES = 3
+"""Conditional puts in a row before the end of a job stays unrecorded."""
+
+
+class HistoryWriter:
+    """Writes the history of one job. `store` is the job's own prefix."""
+
+    def __init__(self, store: Store, history: History) -> None:
+        self._store = store
+        self._history = history
+        self._begun: str | None = None
+        self._refused = False
+
+    def begin(self, fence: Fence) -> None:
+        """Record that an attempt begins, and put the job into the index. Raises Superseded."""
+        try:
+            stored, etag = self._read(contract.RUN_FILE)
+            content = self._run(stored, fence.attempt)
+
+            def put(condition: str | None) -> str:
+                return self._store.put_bytes(contract.RUN_FILE, content, replaces=condition)
+
+            put_fenced(self._store, fence, contract.RUN_FILE, etag, put)
+            self.write_index()
+        except Superseded:
+            raise
+        except S3Error as error:
+            self._tell(error)
+
+    def end(self, by: str, attempt: int, report: Mapping[str, Any], fence: Fence | None) -> bool:
+        """Record the job's success, as the pod that decides it; return whether `end.json` has it.
+
+        by: `<role>-<index>` of the pod. report: its progress and artifacts. fence: its claim; None for a pod that
+        claims nothing, and then the claim of a later attempt is looked for.
+        """
+        try:
+            if fence:
+                fence.hold()
+            else:
+                claim, _ = read_claim(self._store, contract.CLAIM_FILE)
+                if claim is not None and claim.attempt > attempt:
+                    return False
+            if self._begun is None:
+                self._begun = begun_at(stored_object(self._read(contract.RUN_FILE)[0]))
+            record = success_record(self._history, by, attempt, self._begun, now_text(), report)
+            return self.write_end(record)
+        except S3Error as error:
+            self._tell(error)
+            return False
+
+    def write_run(self) -> None:
+        """Write `run.json` without an attempt, unless the file is there. Raises S3Error."""
+        self._put_absent(self._store, contract.RUN_FILE, self._run(None, None))
+
+    def write_index(self) -> None:
+        """Put the job's entry into the index, unless the entry is there. Raises S3Error."""
+        root = self._root()
+        if root is not None:
+            self._put_absent(root, self._history.index_key, b"")
+
+    def write_job(self, job: bytes) -> None:
+        """Write `job.yaml`, unless it is there. Raises S3Error."""
+        self._put_absent(self._store, contract.JOB_FILE, job)
+
+    def write_end(self, record: EndRecord) -> bool:
+        """Write `end.json`, unless the record there is a later one; return whether it was written. Raises S3Error."""
+        content, conditional = _encoded(record), True
+        for _ in range(TRIES):
+            stored, etag = self._read(contract.END_FILE)
+            if not replaces(stored_object(stored), record):
+                log.info("%s has a later end", self._store.uri(contract.END_FILE))
+                return False
+            try:
+                self._store.put_bytes(contract.END_FILE, content, replaces=etag if conditional else None)
+            except Changed:
+                continue
+            except NotSupported:
+                conditional = False
+                continue
+            return True
+        raise S3Error(f"{self._store.uri(contract.END_FILE)} is being changed all the time", transient=True)
+
+    def _run(self, stored: bytes | None, attempt: int | None) -> bytes:
+        record = run_record(self._history, stored_object(stored), attempt, now_text())
+        self._begun = begun_at(record)
+        return _encoded(record)
+
+    def _root(self) -> Store | None:
+        """Return the store of the job's `artifacts.uri`; None where the prefix is not one that the operator makes."""
+        location, own = self._store.location, self._history.prefix
+        if not f"/{location.prefix}".endswith(f"/{own}"):
+            return None
+        return self._store.at(location._replace(prefix=location.prefix.removesuffix(own).strip("/")))
+
+    def _read(self, key: str) -> tuple[bytes | None, str]:
+        try:
+            return self._store.get_with_etag(key)
+        except NoSuchKey:
+            return None, ABSENT
+
+    def _put_absent(self, store: Store, key: str, content: bytes) -> None:
+        try:
+            store.put_bytes(key, content, replaces=ABSENT)
+        except Changed:
+            return
+        except NotSupported:
+            store.put_bytes(key, content)
+
+    def _tell(self, error: S3Error) -> None:
+        if not self._refused:
+            log.warning("the job's history is not written: %s", error)
+        self._refused = True
+
+
+def _encoded(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, indent=1, ensure_ascii=False).encode(errors="replace") + b"\n"
