@@ -88,6 +88,7 @@ def test_a_query_reads_all_records_once(
         assert names(failed) == [f"mnist-{number}" for number in range(1, COUNT, 4)]
         assert seen[-1] == (COUNT, COUNT)
         assert len(requests) == COUNT + 1
+        assert all(request.startswith("GET ") for request in requests), "read-only keys suffice"
         requests.clear()
         slow = jobs(many, HistoryQuery(namespace="ml", sort_by=SortBy.DURATION), limit=3)
         assert names(slow) == ["mnist-0", "mnist-10", "mnist-20"], "those that were restarted"

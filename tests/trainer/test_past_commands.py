@@ -28,6 +28,7 @@ import dtj.client
 from dtj.api.errors import DtjError, NotFound, Unreachable, Unusable
 from dtj.cli.main import app
 from dtj.client import Artifacts, DistributedTrainingJob
+from dtj.cluster.port import ApiError
 from dtj_trainer.artifacts.store import Store, open_store
 
 OLD, FAILED, LOST, OTHER = (
@@ -42,7 +43,8 @@ class PastClient(FakeClient):
     """A cluster whose jobs have namespaces and uids, or that does not answer."""
 
     away: DtjError | None = None
-    lists_all = True
+    refused_all: int | None = None
+    """The status with which the cluster refuses to list the jobs of all namespaces."""
 
     def __init__(self, *, namespace: str | None = None, context: str | None = None) -> None:
         super().__init__(namespace=namespace, context=context)
@@ -50,8 +52,9 @@ class PastClient(FakeClient):
             raise self.away
 
     def list(self, *, all_namespaces: bool = False) -> list[DistributedTrainingJob]:
-        if all_namespaces and not self.lists_all:
-            raise Unreachable("the cluster does not allow this")
+        self.calls.append(("list", all_namespaces))
+        if all_namespaces and self.refused_all is not None:
+            raise Unreachable("the cluster does not do this") from ApiError(self.refused_all, "R", "no")
         return [job for job in self.jobs.values() if all_namespaces or job.namespace == self.namespace]
 
     def artifacts(self, job: DistributedTrainingJob, *, endpoint: str | None = None) -> Artifacts:
@@ -64,7 +67,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[PastClient]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("DTJ_ARTIFACTS", raising=False)
     monkeypatch.setattr(dtj.client, "Client", PastClient)
-    PastClient.jobs, PastClient.calls, PastClient.away, PastClient.lists_all = {}, [], None, True
+    PastClient.jobs, PastClient.calls, PastClient.away, PastClient.refused_all = {}, [], None, None
     return PastClient
 
 
@@ -154,7 +157,7 @@ def test_the_history_is_found_by_option_variable_and_present_jobs(
         call("list", "--past")
     there = stored("new", artifacts={"uri": f"{uri}/"})
     cluster.jobs = {"new": DistributedTrainingJob.from_cluster(there)}
-    cluster.lists_all = False
+    cluster.refused_all = 403
     assert len(rows(call("list", "--past").stdout)) == 4
     there = stored("newer", artifacts={"uri": "s3://training/elsewhere", "endpoint": "http://s3:1"})
     cluster.jobs["newer"] = DistributedTrainingJob.from_cluster(there)
@@ -210,6 +213,10 @@ def test_a_cluster_that_can_not_be_asked_costs_one_line(uri: str, cluster: type[
         result = call(*words, "--from", uri)
         assert result.stderr == f"{told}: refused\n"
         assert "Succeeded" in result.stdout
+    cluster.away, cluster.refused_all, cluster.calls = None, 0, []
+    call("list", "--past", "--from", uri)
+    assert [each for each in cluster.calls if each[0] == "list"] == [("list", True)], "no second wait"
+    cluster.away = Unreachable("the cluster at http://x does not answer: refused")
     by_uri = call("status", f"{uri}/{OTHER.prefix}")
     assert by_uri.stderr == f"{told}: refused\n"
 

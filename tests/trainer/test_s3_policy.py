@@ -41,6 +41,7 @@ REQUESTS = {
     "get_object": {"GetObject"},
     "get_paginator": {"ListObjectsV2"},
     "head_object": {"HeadObject"},
+    "list_objects_v2": {"ListObjectsV2"},
     "put_object": {"PutObject"},
     "upload_part": {"UploadPart"},
 }

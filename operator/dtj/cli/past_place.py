@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from dtj.api.errors import DtjError, NotFound, Unreachable, Unusable
@@ -16,6 +17,7 @@ from dtj.client.history import History
 from dtj.client.history_query import HistoryQuery
 from dtj.client.past_job import written
 from dtj.client.store_environment import user_environment
+from dtj.cluster.port import ApiError
 
 if TYPE_CHECKING:
     from dtj.client import Client, DistributedTrainingJob
@@ -55,8 +57,13 @@ def ask_client(client: Client, *, everywhere: bool) -> Cluster:
         if everywhere:
             try:
                 return Cluster(client.list(all_namespaces=True), client.namespace, client)
-            except Unreachable:  # The user may not list the jobs of all namespaces.
-                pass
+            except Unreachable as error:
+                # The user may not list the jobs of all namespaces. Do not wait twice for a cluster that is away.
+                if (
+                    not isinstance(error.__cause__, ApiError)
+                    or error.__cause__.status != HTTPStatus.FORBIDDEN
+                ):
+                    raise
         return Cluster(client.list(), client.namespace, client)
     except DtjError as error:
         return Cluster(client=client, fault=error)

@@ -112,7 +112,7 @@ class History:
         """Return the jobs that a query selects, in its order.
 
         The newest jobs cost one request each, unless the cache has them. A query by phase, or in another order, reads
-        the records of all jobs: of 10,000 jobs, that takes a minute the first time.
+        the records of all jobs the first time: of 10,000 jobs with 20 seconds of a processor.
         limit: the largest number of jobs; None: all. present: jobs that a cluster still has. Their objects take
         precedence over the records.
         """
