@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.trainer.example_sets import Blocked, pictures
 
-from dtj_trainer.data.order import Order
+from dtj_trainer.data.order import RUN, Order
 from dtj_trainer.data.sharding import Sharding, slice_of
 from dtj_trainer.train.batches import Batch, Batches, picture_batches
 
@@ -36,6 +36,14 @@ def test_an_order_is_a_permutation_within_windows(
         seen |= here
         places = {tuple(pair) for pair in zip(block_of[part.ids].tolist(), part.places.tolist(), strict=True)}
         assert len(places) == len(here)
+
+
+@given(blocks=BLOCKS, seed=st.integers(0, 9), window=st.integers(RUN, 50))
+def test_a_window_has_whole_runs(blocks: np.ndarray, seed: int, window: int) -> None:
+    order = Order(blocks, seed=seed, epoch=0, window=window)
+    runs = np.repeat(np.arange(len(blocks)) // RUN, blocks)
+    found = [set(runs[part.ids].tolist()) for part in order.windows()]
+    assert sum(map(len, found)) == len(set().union(*found)), "a run is in two windows"
 
 
 @given(BLOCKS, st.integers(1, 50), st.integers(1, 60), st.data())
