@@ -83,7 +83,7 @@ def main() -> int:
     """Measure and print; 1 where a bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a measurement (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a measurement (default: %(default)s)")
     given = parser.parse_args()
     before, threads = machine(), len(os.sched_getaffinity(0))
     with TemporaryDirectory(prefix="dtj-bench-") as name:

@@ -21,12 +21,17 @@ from tests.bench.figures import percentile
 
 ROOT = Path(__file__).parents[2]
 _END = b"\r\n\r\n"
+_LEAST_TURNS = 2
+"""Answers to each client that a measurement has at least: answers of a batch come together."""
 _SECONDS = 60.0
 """In which an answer has to come."""
 
 
 class Load(NamedTuple):
-    """What `rate` of. `seconds` are measured after `warm` seconds. `requests` are whole, and sent in turn."""
+    """What a server gets. `seconds` are measured after `warm` seconds, more where answers take long.
+
+    `requests` are whole, and sent in turn.
+    """
 
     port: int
     clients: int
@@ -117,7 +122,7 @@ def put(load: Load) -> Measured:
     begun = time.perf_counter() + load.warm
     end = begun + load.seconds
     now = 0.0
-    while now < end:
+    while now < end or len(times) < _LEAST_TURNS * load.clients:
         events = poll.poll(_SECONDS)
         if not events:
             raise RuntimeError(f"no answer in {_SECONDS:g} seconds")

@@ -17,7 +17,7 @@ from tests.cluster.progress import note
 
 ROOT = Path(__file__).parents[2]
 CACHE = Path.home() / ".cache/dtj"
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 
 
 class Server:
