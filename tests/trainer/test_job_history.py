@@ -14,6 +14,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,9 @@ def test_a_wrong_variable_ends_the_pod_with_its_name(workspace: Workspace) -> No
 
 
 def record(by: str, attempt: int, phase: str, uid: str = UID) -> Any:
-    return end_record(uid, by, "2026-11-25T11:00:00Z", [], {"phase": phase, "attempt": attempt})
+    return end_record(
+        replace(HISTORY, uid=uid), by, "2026-11-25T11:00:00Z", [], {"phase": phase, "attempt": attempt}
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,6 +182,7 @@ def test_two_attempts_leave_one_history(conditions: str) -> None:
     }  # fmt: skip
     end = json.loads(bucket.objects[f"{PREFIX}/end.json"])
     assert (end["version"], end["uid"], end["by"], end["pods"]) == (1, UID, "chief-0", [])
+    assert (end["strategy"], end["world"]) == ("Horovod", 4)
     status = end["status"]
     assert (status["phase"], status["attempt"], status["restarts"]) == (
         "Succeeded",

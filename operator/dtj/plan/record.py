@@ -13,7 +13,7 @@ from dtj.api.identity import LABEL_MANAGED_BY, LABEL_RECORD, MANAGER
 from dtj.api.job import Job, Manifest
 from dtj.api.names import config_name, mpijob_config_name, record_name
 from dtj.api.status import JobStatus
-from dtj.plan.history import history_environment
+from dtj.plan.history import history_environment, history_of
 from dtj.plan.nodes import with_node_tolerations
 from dtj.plan.pods import ON_LINUX, credentials, metadata, pod_security, with_restricted_security
 from dtj.plan.tensorboard import bucket_variables, service_account
@@ -93,11 +93,16 @@ def record_pod(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: s
 
 
 def end_of(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: str) -> EndRecord:
-    """Return the record of a status. The pod that failed comes first. The name of the ssh Secret is left out."""
+    """Return the record of a status of a job that has a history.
+
+    The pod that failed comes first. The name of the ssh Secret is left out.
+    """
     content = status.model_dump(by_alias=True, mode="json", exclude_none=True, exclude={"ssh_secret"})
     failed = status.failure.pod if status.failure is not None else None
     ordered = sorted(pods, key=lambda pod: pod["name"] != failed)
-    return end_record(job.uid, RECORD_POD, time, ordered, content)
+    history = history_of(job)
+    assert history is not None
+    return end_record(history, RECORD_POD, time, ordered, content)
 
 
 def fitted(record: EndRecord, limit: int = END_BYTES) -> EndRecord:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from dtj.api.identity import LABEL_ROLE
+from dtj.api.identity import LABEL_RECORD, LABEL_ROLE
 from dtj.api.job import Manifest
 from dtj.status.times import written_time
 from tests.unit.support.fake_cluster import FakeCluster, name_of
@@ -27,6 +27,8 @@ class Kubelet:
     cluster: FakeCluster
     program: Callable[[Manifest, int], Ending | None] = succeed_after_two_steps
     """Returns how a pod ends after it has run for a number of steps; None while it continues."""
+    record: Callable[[Manifest, int], Ending | None] = lambda _pod, ran: (0, "") if ran >= 2 else None
+    """The same of a record pod."""
     end_steps: int = 1
     """The steps that a deleted pod takes to end."""
     collect_steps: int = 20
@@ -73,7 +75,8 @@ class Kubelet:
             self.cluster.change(name, _running)
         elif phase == "Running" and name[2] not in self.unready:
             self.ran[uid] = self.ran.get(uid, 0) + 1
-            ending = self.program(pod, self.ran[uid])
+            records = LABEL_RECORD in pod["metadata"].get("labels", {})
+            ending = (self.record if records else self.program)(pod, self.ran[uid])
             if ending is not None:
                 finished = written_time(self.cluster.now)
                 self.cluster.change(name, lambda p: _ended(p, ending, finished))

@@ -109,6 +109,9 @@ class EndRecord(TypedDict):
     time: str
     by: str
     """The pod that wrote the file: `<role>-<index>`, or RECORD_POD."""
+    strategy: str
+    world: int
+    """As in RUN_FILE, so that a list of jobs takes one request a job."""
     pods: list[RecordedPod]
     podsLeftOut: NotRequired[int]
     """The number of pods that the list has no room for."""
@@ -256,7 +259,7 @@ def success_record(
     if begun is not None:
         status["startTime"] = _in_seconds(begun)
     status |= {name: report[name] for name in ("progress", "artifacts") if report.get(name)}
-    return end_record(history.uid, by, time, [], status)
+    return end_record(history, by, time, [], status)
 
 
 def _in_seconds(time: str) -> str:
@@ -268,14 +271,16 @@ def _in_seconds(time: str) -> str:
 
 
 def end_record(
-    uid: str, by: str, time: str, pods: Sequence[RecordedPod], status: Mapping[str, Any]
+    history: History, by: str, time: str, pods: Sequence[RecordedPod], status: Mapping[str, Any]
 ) -> EndRecord:
     """Return the content of END_FILE. time: RFC 3339."""
     return {
         "version": VERSION,
-        "uid": uid,
+        "uid": history.uid,
         "time": time,
         "by": by,
+        "strategy": history.strategy,
+        "world": history.world,
         "pods": list(pods),
         "status": dict(status),
     }
