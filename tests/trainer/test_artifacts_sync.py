@@ -14,10 +14,11 @@ from dtj_trainer.artifacts import backoff, checkpoints, sync_loop
 from dtj_trainer.artifacts.backoff import Deadline
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile
-from dtj_trainer.artifacts.pod_sync import PodSync, SyncSettings
+from dtj_trainer.artifacts.pod_sync import PodSync
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.artifacts.sync_loop import SyncLoop
+from dtj_trainer.artifacts.sync_settings import SyncSettings
 
 
 def test_patience_begins_anew_with_each_progress(monkeypatch: pytest.MonkeyPatch) -> None:

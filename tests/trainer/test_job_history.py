@@ -30,7 +30,15 @@ from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.history import HistoryWriter
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import open_store
-from dtj_trainer.contract.history import History, IndexEntry, end_record, replaces, run_record
+from dtj_trainer.contract.history import (
+    History,
+    IndexEntry,
+    end_record,
+    index_key,
+    parsed_index_key,
+    replaces,
+    run_record,
+)
 
 UID = "0a1b2c3d-0000-4000-8000-000000000000"
 CREATED = datetime(2026, 11, 25, 10, 0, tzinfo=UTC)
@@ -56,15 +64,15 @@ REPORT = {"progress": {"step": 5}, "artifacts": {"uri": "s3://training/jobs/ml/m
 @given(st.integers(0, 7_258_118_400), names, names, names)
 def test_a_job_comes_back_from_its_key(seconds: int, namespace: str, name: str, uid: str) -> None:
     entry = IndexEntry(datetime.fromtimestamp(seconds, UTC), namespace, name, uid)
-    assert contract.parsed_index_key(contract.index_key(*entry)) == entry
+    assert parsed_index_key(index_key(*entry)) == entry
 
 
 def test_a_listing_begins_with_the_newest() -> None:
     times = [CREATED + timedelta(days=days) for days in (400, 30, 1, 0)]
-    keys_by_age = [contract.index_key(time, "ml", "mnist", UID) for time in times]
+    keys_by_age = [index_key(time, "ml", "mnist", UID) for time in times]
     assert keys_by_age == sorted(keys_by_age)
     assert HISTORY.index_key == INDEX_KEY
-    found = contract.parsed_index_key(INDEX_KEY)
+    found = parsed_index_key(INDEX_KEY)
     assert found
     assert found.prefix == "ml/mnist-0a1b2c3d" == HISTORY.prefix
 
@@ -73,7 +81,7 @@ def test_a_listing_begins_with_the_newest() -> None:
     "key", ["", "_index/", "8204399199_ml_a_b", "_index/1_ml_a_b", "_index/8204399199_ml_a", f"{INDEX_KEY}/x"]
 )
 def test_other_keys_are_none_of_the_index(key: str) -> None:
-    assert contract.parsed_index_key(key) is None
+    assert parsed_index_key(key) is None
 
 
 # --- what the pods are told --------------------------------------------------------------------------

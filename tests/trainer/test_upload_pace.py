@@ -7,7 +7,8 @@ from tests.trainer.conftest import pod_variable
 
 from dtj_trainer.artifacts import pace as paces
 from dtj_trainer.artifacts.pace import CONNECTIONS, CONNECTIONS_BESIDE_PROGRAM, Pace, Reservations
-from dtj_trainer.artifacts.pod_sync import PodSync, SyncSettings
+from dtj_trainer.artifacts.pod_sync import PodSync
+from dtj_trainer.artifacts.sync_settings import SyncSettings
 from dtj_trainer.launch.settings import SettingsError, read_settings
 
 

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import socket
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
@@ -21,7 +20,7 @@ from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.history import HistoryWriter
 from dtj_trainer.artifacts.local_checkpoints import read_mark
 from dtj_trainer.artifacts.multipart import Uploads
-from dtj_trainer.artifacts.pace import BYTES_PER_SECOND, Pace
+from dtj_trainer.artifacts.pace import Pace
 from dtj_trainer.artifacts.peer_client import CheckpointPeers
 from dtj_trainer.artifacts.peer_server import PeerServer
 from dtj_trainer.artifacts.pod_sources import METRICS_KEYS, PodFiles, pod_sources
@@ -30,13 +29,11 @@ from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.artifacts.stored_segments import restore_growing
 from dtj_trainer.artifacts.sync_loop import SyncLoop
+from dtj_trainer.artifacts.sync_settings import SyncSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache
-    from dtj_trainer.artifacts.peer_hosts import PeerHosts
     from dtj_trainer.artifacts.upload_rules import Begin
 
 log = logging.getLogger(__name__)
@@ -54,39 +51,6 @@ FILL_SECONDS = 5.0
 """How long a pod waits at its end for the copy of its last checkpoint in the node's cache."""
 CLAIM_KEYS = {"primary": contract.CLAIM_FILE, "evaluator": contract.EVALUATOR_CLAIM_FILE}
 """The evaluator restarts alone, so that its attempts differ from the chief's."""
-
-
-@dataclass(frozen=True)
-class SyncSettings:
-    """The artifacts of a pod, and their places. Times in seconds.
-
-    `uri` is the job's own prefix; None means that no artifacts are kept. The logs in `log_names` are uploaded; None
-    means all logs.
-    """
-
-    root: Path
-    config_dir: Path
-    uri: str | None
-    part: contract.Part
-    attempt: int
-    resume: str
-    keep: int
-    settle_seconds: float
-    log_names: tuple[str, ...] | None = None
-    keep_every: float = 0.0
-    """Seconds; see `kept` in `retention`."""
-    upload_bytes_per_second: float = BYTES_PER_SECOND
-    """The limit while the program runs; 0: no limit."""
-    pod: str | None = None
-    """`<role>-<index>` of a pod whose utilisation is sampled."""
-    cache: CheckpointCache | None = None
-    """The node's cache of checkpoints."""
-    peers: PeerHosts | None = None
-    """The pods that restore with this one; None: it is alone."""
-    tracked: bool = False
-    """Whether this pod writes the job's run to a tracking server."""
-    history: contract.History | None = None
-    """What this pod needs to know in order to write the job's history; None: it writes none."""
 
 
 class PodSync:

@@ -9,7 +9,7 @@ from functools import cached_property
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts import s3, s3_answers
 from dtj_trainer.artifacts.arriving_file import ArrivingFile
 from dtj_trainer.artifacts.multipart import Put, Uploads
 from dtj_trainer.artifacts.ranged_download import ByteCount, Version, download
@@ -30,8 +30,6 @@ GROWTH_OVERLAP = 64
 """Bytes at the end of the local file that must equal the object's, before the object's growth is appended."""
 ABSENT = "*"
 """The condition of a put that may not replace any object."""
-_CONDITION_REFUSED = {"InvalidArgument", "InvalidRequest", "NotImplemented"}
-"""Answers with status 400 of stores that do not know the condition of a put. AWS answers with status 501."""
 
 
 class StoredObject(NamedTuple):
@@ -112,7 +110,7 @@ class Store:
             # AWS answers NoSuchKey when If-Match has no object to compare with.
             if isinstance(explained, s3.NoSuchKey):
                 raise s3.Changed(f"{self.uri(key)} does not exist any more") from error
-            if explained is not None and _is_condition_refused(error):
+            if explained is not None and s3_answers.is_condition_refused(error):
                 raise s3.NotSupported(str(explained)) from error
             raise
 
@@ -185,7 +183,7 @@ class Store:
                     Bucket=self.location.bucket, Key=self._name(key), **condition
                 )
             except Exception as error:
-                if etag and _status(error) == HTTPStatus.NOT_MODIFIED:
+                if etag and s3_answers.status_of(error) == HTTPStatus.NOT_MODIFIED:
                     return None
                 raise
             with contextlib.closing(answer["Body"]) as body:
@@ -249,7 +247,7 @@ class Store:
                     Bucket=self.location.bucket, Key=self._name(key), Range=f"bytes={start}-"
                 )
             except Exception as error:
-                if _is_out_of_range(error):  # The object is empty, or shorter than the file.
+                if s3_answers.is_out_of_range(error):  # The object is empty, or shorter than the file.
                     return not size
                 raise
             with contextlib.closing(answer["Body"]) as body:
@@ -326,22 +324,6 @@ class Store:
                     f"s3://{self.location.bucket}/{failure.get('Key', '')} could not be deleted: {code}",
                     transient=code in s3.TRANSIENT_CODES,
                 )
-
-
-def _is_out_of_range(error: Exception) -> bool:
-    return _status(error) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
-
-
-def _is_condition_refused(error: Exception) -> bool:
-    code = getattr(error, "response", {}).get("Error", {}).get("Code")
-    return _status(error) == HTTPStatus.BAD_REQUEST and code in _CONDITION_REFUSED
-
-
-def _status(error: Exception) -> int | None:
-    """Return the status of the HTTP answer that is the cause of an error."""
-    answer = getattr(error, "response", {}).get("ResponseMetadata", {})
-    status: int | None = answer.get("HTTPStatusCode")
-    return status
 
 
 def open_store(

@@ -15,12 +15,8 @@ from typing import Literal, TypedDict
 from dtj_trainer.contract.history import END_FILE as END_FILE
 from dtj_trainer.contract.history import ENV_END as ENV_END
 from dtj_trainer.contract.history import ENV_HISTORY as ENV_HISTORY
-from dtj_trainer.contract.history import INDEX as INDEX
 from dtj_trainer.contract.history import RUN_FILE as RUN_FILE
 from dtj_trainer.contract.history import History as History
-from dtj_trainer.contract.history import IndexEntry as IndexEntry
-from dtj_trainer.contract.history import index_key as index_key
-from dtj_trainer.contract.history import parsed_index_key as parsed_index_key
 from dtj_trainer.contract.peers import Peers as Peers
 from dtj_trainer.contract.pod_info import Part as Part
 from dtj_trainer.contract.pod_info import PodInfo as PodInfo

@@ -10,8 +10,9 @@ from datetime import datetime
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.fence import Superseded
-from dtj_trainer.artifacts.pod_sync import PodSync, SyncSettings
+from dtj_trainer.artifacts.pod_sync import PodSync
 from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.sync_settings import SyncSettings
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.contract.tracker import RunStatus
 from dtj_trainer.launch.accelerators import AcceleratorCheck

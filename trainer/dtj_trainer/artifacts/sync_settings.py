@@ -1,0 +1,48 @@
+"""What the upload and the restore of a pod are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts.pace import BYTES_PER_SECOND
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache
+    from dtj_trainer.artifacts.peer_hosts import PeerHosts
+
+
+@dataclass(frozen=True)
+class SyncSettings:
+    """The artifacts of a pod, and their places. Times in seconds.
+
+    `uri` is the job's own prefix; None means that no artifacts are kept. The logs in `log_names` are uploaded; None
+    means all logs.
+    """
+
+    root: Path
+    config_dir: Path
+    uri: str | None
+    part: contract.Part
+    attempt: int
+    resume: str
+    keep: int
+    settle_seconds: float
+    log_names: tuple[str, ...] | None = None
+    keep_every: float = 0.0
+    """Seconds; see `kept` in `retention`."""
+    upload_bytes_per_second: float = BYTES_PER_SECOND
+    """The limit while the program runs; 0: no limit."""
+    pod: str | None = None
+    """`<role>-<index>` of a pod whose utilisation is sampled."""
+    cache: CheckpointCache | None = None
+    """The node's cache of checkpoints."""
+    peers: PeerHosts | None = None
+    """The pods that restore with this one; None: it is alone."""
+    tracked: bool = False
+    """Whether this pod writes the job's run to a tracking server."""
+    history: contract.History | None = None
+    """What this pod needs to know in order to write the job's history; None: it writes none."""
