@@ -33,6 +33,7 @@ from dtj_trainer.artifacts.sync_settings import SyncSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from dtj_trainer.artifacts.upload_rules import Begin
 
