@@ -12,6 +12,7 @@ from typing import Any
 
 from dtj.api.job import Fault, Job, Manifest
 from dtj.api.names import record_name
+from dtj.api.reasons import Reason
 from dtj.api.status import JobStatus
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.memory import Memory
@@ -42,7 +43,8 @@ def view_record(manifest: Mapping[str, Any]) -> OwnedRecord:
     ended = next((state["terminated"] for state in states if state.get("terminated")), None)
     waiting: Mapping[str, Any] = next((state["waiting"] for state in states if state.get("waiting")), {})
     phase, reason, fault = status.get("phase"), status.get("reason") or "", None
-    if phase == "Failed" and reason == "DeadlineExceeded":
+    # Kubernetes gives a pod that exceeds activeDeadlineSeconds the same reason.
+    if phase == "Failed" and reason == Reason.DEADLINE_EXCEEDED:
         fault = "it did not end in time" + (f": {waiting['message']}" if waiting.get("message") else "")
     elif phase == "Failed" and not reason and ended:
         fault = (ended.get("message") or "").strip() or f"it ended with exit code {ended.get('exitCode')}"

@@ -157,7 +157,7 @@ def test_a_job_by_name_has_its_total_time_its_labels_and_its_restarts(
     monkeypatch.setattr(report_sources, "find", find)
     code, out, _ = dtj("mnist", "--local", "-n", "ml", "--group-by", "team", "-o", "json")
     assert code == 0
-    assert asked == [("mnist", {"local": True, "namespace": "ml", "context": None})]
+    assert asked == [("mnist", {"local": True, "namespace": "ml", "context": None, "past": None})]
     data = json.loads(out)
     (run,) = data["runs"]
     assert run["facts"] | {"ranks": 0} == {
