@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtj_trainer.contract import parsed_index_key
+from dtj_trainer.contract.history import parsed_index_key
 from tests.cluster.jobs import Artifacts, Job, Manifest, Namespace, example, s3_client, stub, until
 
 pytestmark = pytest.mark.cluster
