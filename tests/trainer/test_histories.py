@@ -110,7 +110,8 @@ class History:
         """Train from the last checkpoint on, until a kill or to the end of the epoch."""
         epoch, position = self.at
         ranks, workers, every = (int(chance.integers(low, high)) for low, high in ((1, 9), (0, 3), (1, 6)))
-        killed_after = int(chance.integers(0, 12)) if chance.random() < 0.7 else None
+        steps_left = 1 + (len(self.places) - position) // (self.step_size or self.batch * ranks)
+        killed_after = int(chance.integers(0, steps_left)) if chance.random() < 0.7 else None
         unsaved: list[Step] = []
         with ExitStack() as held:
             opened = [held.enter_context(self.written.opened(self.window)) for _ in range(ranks)]

@@ -66,7 +66,7 @@ def called(*folders: str) -> set[str]:
         method
         for folder in folders
         for path in (REPOSITORY / "trainer/dtj_trainer" / folder).rglob("*.py")
-        for method in re.findall(r"client\.(\w+)\(", path.read_text())
+        for method in re.findall(r"(?<!http\.)client\.(\w+)\(", path.read_text())
     }
 
 

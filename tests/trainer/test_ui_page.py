@@ -67,7 +67,7 @@ def test_which_was_the_fastest_and_what_differs(browser: Browser, ui: Ui) -> Non
         visit.page.get_by_label("Select running").check()
         visit.page.get_by_label("Select succeeded").check()
         visit.page.get_by_role("link", name="Compare 2 jobs").click()
-        rows = visit.page.get_by_role("region", name="Jobs").locator("tbody tr")
+        rows = visit.page.get_by_role("region", name="Compared jobs").locator("tbody tr")
         rows.first.wait_for()
         assert [row.inner_text().split("\t")[::3] for row in rows.all()] == [
             ["ml/succeeded", "1s"],

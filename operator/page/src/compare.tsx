@@ -50,7 +50,7 @@ export function Compare({ jobs }: { jobs: JobKey[] }) {
               onInput={(event) => setGoal(event.currentTarget.valueAsNumber)}
             />
           </label>
-          <Table label="Jobs">
+          <Table label="Compared jobs">
             <thead>
               <tr>
                 {["Job", "Phase", "Accuracy", `Time to ${goal} %`].map((head) => (

@@ -24,6 +24,8 @@ _OPCODES = re.compile(
 )
 _MAX_MEMO = 1 << 22
 """Limit of the numbers of remembered objects: Python's reader makes a table of that length."""
+_MOST_CHARACTERS = 300
+"""Of a fault of pickle, which may repeat the whole file."""
 
 
 class _Array:
@@ -95,7 +97,9 @@ def read_pickle(content: bytes, *, where: str) -> dict[str, Any]:
                 raise pickle.UnpicklingError(f"it numbers an object {argument}")
         found = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # A damaged pickle ends in nearly any class.
-        raise DataCorrupt(f"{where} is no pickle of arrays and text: {error}") from error
+        raise DataCorrupt(
+            f"{where} is no pickle of arrays and text: {str(error)[:_MOST_CHARACTERS]}"
+        ) from error
     if not isinstance(found, dict):
         raise DataCorrupt(f"{where} holds no dictionary but {type(found).__name__}")
     return {
