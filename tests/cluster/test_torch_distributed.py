@@ -280,8 +280,9 @@ def test_a_job_of_two_workers_costs_at_most_ten_writes(namespace: Namespace) -> 
     job = namespace.apply(stub("thrifty", "--steps=5", file=TORCH_EXAMPLE))
     job.wait(120)
     cost = writes() - before
-    # On a busy machine the pods run for longer, and each look at their progress may find a new step.
-    looks = int((time.monotonic() - began) / PROGRESS_SECONDS)
+    # On a busy machine the pods run for longer, and each look at their progress may find a new step. The first look
+    # comes at once.
+    looks = 1 + int((time.monotonic() - began) / PROGRESS_SECONDS)
     assert cost.pop("patch DistributedTrainingJob") <= 3 + looks, (looks, cost)
     assert cost.total() <= 7, cost
 
