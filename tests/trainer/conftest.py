@@ -27,6 +27,7 @@ from dtj.local.store_keeper import PORTS, TRIES, free_ports, listens
 from dtj_trainer import contract
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, sha256_of
 from dtj_trainer.artifacts.store import Store, open_store
@@ -381,6 +382,19 @@ def get_json(url: str) -> dict[str, Any]:
 def get_text(url: str) -> str:
     with urllib.request.urlopen(url, timeout=5 * PATIENCE) as answer:
         return str(answer.read().decode())
+
+
+def upload_saved(job: Store, root: Path) -> None:
+    """Upload the checkpoints in a workspace, as the pod of rank 0 does after its program has ended."""
+    uploader = CheckpointUploader(
+        root / "checkpoints",
+        job.below("checkpoints"),
+        fence=Fence(job, contract.CLAIM_FILE, 1),
+        keep=3,
+        settle_seconds=0,
+        step_at=lambda _: None,
+    )
+    assert uploader.upload_pass(ended=True, died_ns=None)
 
 
 def put_checkpoint(store: Store, folder: Path, step: int, attempt: int = 1) -> None:

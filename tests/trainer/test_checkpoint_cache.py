@@ -11,15 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.trainer.conftest import BUCKET, ObjectStore
+from tests.trainer.conftest import BUCKET, ObjectStore, upload_saved
 from tests.trainer.differing_store import differing_store
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoint_cache, checkpoints
 from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache, cache_from_environment
-from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
-from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.file_fetch import Near
 from dtj_trainer.artifacts.local_checkpoints import read_mark
 from dtj_trainer.artifacts.pod_sync import PodSync
@@ -43,15 +41,7 @@ def save(job: Store, root: Path, monkeypatch: pytest.MonkeyPatch, step: int = 5)
         (folder / "other.pt").write_bytes(OTHER)
 
     checkpoints.save(step, write)
-    uploader = CheckpointUploader(
-        root / "checkpoints",
-        job.below("checkpoints"),
-        fence=Fence(job, contract.CLAIM_FILE, 1),
-        keep=3,
-        settle_seconds=0,
-        step_at=lambda _: None,
-    )
-    assert uploader.upload_pass(ended=True, died_ns=None)
+    upload_saved(job, root)
 
 
 class Pods:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.trainer.conftest import BUCKET, ObjectStore, until
+from tests.trainer.conftest import BUCKET, ObjectStore, until, upload_saved
 from tests.trainer.differing_store import differing_store
 from tests.trainer.loopback_pods import LoopbackPods, free_port
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
@@ -22,8 +22,6 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints, offered_files, on_demand, peer_client
 from dtj_trainer.artifacts.arriving_file import ArrivingFile
 from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache
-from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
-from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.file_fetch import Near
 from dtj_trainer.artifacts.manifest import Manifest
 from dtj_trainer.artifacts.peer_client import CheckpointPeers
@@ -49,15 +47,7 @@ def save(job: Store, root: Path, monkeypatch: pytest.MonkeyPatch, on_demand: str
             (folder / name).write_bytes(content)
 
     checkpoints.save(5, write, on_demand=on_demand)
-    uploader = CheckpointUploader(
-        root / "checkpoints",
-        job.below("checkpoints"),
-        fence=Fence(job, contract.CLAIM_FILE, 1),
-        keep=3,
-        settle_seconds=0,
-        step_at=lambda _: None,
-    )
-    assert uploader.upload_pass(ended=True, died_ns=None)
+    upload_saved(job, root)
 
 
 class Pods:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NoReturn, cast
 from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import retry_transient
 from dtj_trainer.artifacts.history import HistoryWriter
+from dtj_trainer.artifacts.own_store import own_store
 from dtj_trainer.artifacts.s3 import S3Error
-from dtj_trainer.artifacts.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,15 +51,7 @@ def record(environment: Mapping[str, str]) -> bool:
 
     Raises ValueError, which names the invalid variable, and S3Error.
     """
-    uri = environment.get(contract.ENV_ARTIFACTS_URI)
-    if not uri:
-        raise ValueError(
-            f"{contract.ENV_ARTIFACTS_URI} is not set: the job's own prefix, s3://bucket/prefix/…"
-        )
-    try:
-        store = open_store(uri)
-    except ValueError as error:
-        raise ValueError(f"{contract.ENV_ARTIFACTS_URI}: {error}") from None
+    store = own_store(environment)
     try:
         history = contract.History.from_json(environment.get(contract.ENV_HISTORY, ""))
     except ValueError as error:

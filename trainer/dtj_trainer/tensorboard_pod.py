@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.event_files import FETCH_SECONDS, EventFiles
+from dtj_trainer.artifacts.own_store import own_store
 from dtj_trainer.artifacts.s3 import S3Error
-from dtj_trainer.artifacts.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,15 +64,7 @@ def main() -> None:
 
 def _events(environment: Mapping[str, str]) -> tuple[EventFiles, Path]:
     """Read the environment. Raises ValueError, which says what is wrong."""
-    uri = environment.get(contract.ENV_ARTIFACTS_URI)
-    if not uri:
-        raise ValueError(
-            f"{contract.ENV_ARTIFACTS_URI} is not set: the job's own prefix, s3://bucket/prefix/…"
-        )
-    try:
-        store = open_store(uri)
-    except ValueError as error:
-        raise ValueError(f"{contract.ENV_ARTIFACTS_URI}: {error}") from None
+    store = own_store(environment)
     folder = Path(contract.root()) / contract.TENSORBOARD
     folder.mkdir(parents=True, exist_ok=True)
     log.info("serving the event files of %s", store.uri(contract.TENSORBOARD))
