@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { get, jobPath, keyOf, Refused } from "./api";
 import { duration, NONE, number } from "./format";
-import { Phase, Problem, Table, Title } from "./parts";
+import { Head, Phase, Problem, Table, Title } from "./parts";
 import { Plot } from "./plot";
 import { href, jobWord } from "./route";
 import type { Curves, JobKey, JobView } from "./api";
@@ -51,15 +51,7 @@ export function Compare({ jobs }: { jobs: JobKey[] }) {
             />
           </label>
           <Table label="Compared jobs">
-            <thead>
-              <tr>
-                {["Job", "Phase", "Accuracy", `Time to ${goal} %`].map((head) => (
-                  <th key={head} scope="col">
-                    {head}
-                  </th>
-                ))}
-              </tr>
-            </thead>
+            <Head names={["Job", "Phase", "Accuracy", `Time to ${goal} %`]} />
             <tbody>
               {found
                 .map((each) => ({ ...each, seconds: secondsTo(each.curves, goal / 100) }))
@@ -89,16 +81,7 @@ export function Compare({ jobs }: { jobs: JobKey[] }) {
             <p>The specs of the jobs are equal.</p>
           ) : (
             <Table label="What differs">
-              <thead>
-                <tr>
-                  <th scope="col">Field</th>
-                  {found.map(({ view }) => (
-                    <th key={label(view)} scope="col">
-                      {label(view)}
-                    </th>
-                  ))}
-                </tr>
-              </thead>
+              <Head names={["Field", ...found.map(({ view }) => label(view))]} />
               <tbody>
                 {differences.map(([field, values]) => (
                   <tr key={field}>

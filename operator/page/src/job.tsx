@@ -5,7 +5,7 @@ import { Actions } from "./actions";
 import { download, jobPath, keyOf, Refused } from "./api";
 import { bytes, NONE, number, since } from "./format";
 import { Logs } from "./logs";
-import { Command, Phase, Problem, ProgressBar, Table, Title } from "./parts";
+import { Command, Head, Phase, Problem, ProgressBar, Table, Title } from "./parts";
 import { Plot } from "./plot";
 import { usePolled } from "./polled";
 import type { Artifact, Curves, JobKey, JobView } from "./api";
@@ -129,15 +129,7 @@ function Pods({ view }: { view: JobView }) {
   return (
     <>
       <Table label="Pods">
-        <thead>
-          <tr>
-            {["Pod", "Ranks", "Node", "State", "Attempt"].map((head) => (
-              <th key={head} scope="col">
-                {head}
-              </th>
-            ))}
-          </tr>
-        </thead>
+        <Head names={["Pod", "Ranks", "Node", "State", "Attempt"]} />
         <tbody>
           {view.pods.map((pod) => (
             <tr key={pod.name}>
@@ -159,15 +151,7 @@ function Events({ view }: { view: JobView }) {
   if (!view.events.length) return <p>The cluster has no events of the job; most clusters keep events for an hour.</p>;
   return (
     <Table label="Events">
-      <thead>
-        <tr>
-          {["Ago", "Type", "Reason", "Object", "Message"].map((head) => (
-            <th key={head} scope="col">
-              {head}
-            </th>
-          ))}
-        </tr>
-      </thead>
+      <Head names={["Ago", "Type", "Reason", "Object", "Message"]} />
       <tbody>
         {view.events.toReversed().map((event, place) => (
           <tr key={place}>
@@ -207,13 +191,7 @@ function Files({ view }: { view: JobView }) {
       <Problem problem={problem ?? failed} />
       {data && (
         <Table label="Files in the bucket">
-          <thead>
-            <tr>
-              <th scope="col">File</th>
-              <th scope="col">Size</th>
-              <th scope="col">Save</th>
-            </tr>
-          </thead>
+          <Head names={["File", "Size", "Save"]} />
           <tbody>
             {data.map((file) => (
               <tr key={file.key}>

@@ -45,6 +45,21 @@ export function Table({ label, children }: { label: string; children: ComponentC
   );
 }
 
+/** The heading of a table's columns. */
+export function Head({ names }: { names: string[] }) {
+  return (
+    <thead>
+      <tr>
+        {names.map((name) => (
+          <th key={name} scope="col">
+            {name}
+          </th>
+        ))}
+      </tr>
+    </thead>
+  );
+}
+
 export function Command({ command }: { command: string }) {
   const [copied, setCopied] = useState(false);
   const copy = async () => {

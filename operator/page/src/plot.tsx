@@ -3,7 +3,7 @@
 import uPlot from "uplot";
 import { useEffect, useRef } from "preact/hooks";
 import { number } from "./format";
-import { Table } from "./parts";
+import { Head, Table } from "./parts";
 import type { Curve } from "./api";
 
 export interface Line {
@@ -42,15 +42,7 @@ export function Plot({ title, lines, restarts }: { title: string; lines: Line[];
       <h3>{title}</h3>
       <div ref={frame} role="img" aria-label={`${title} over steps; the table below has the last values`} />
       <Table label={`Last values of ${title}`}>
-        <thead>
-          <tr>
-            <th scope="col">Curve</th>
-            <th scope="col">Step</th>
-            <th scope="col">Last</th>
-            <th scope="col">Least</th>
-            <th scope="col">Greatest</th>
-          </tr>
-        </thead>
+        <Head names={["Curve", "Step", "Last", "Least", "Greatest"]} />
         <tbody>
           {lines.map(({ label, curve }, place) => (
             <tr key={label}>
