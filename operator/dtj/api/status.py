@@ -82,6 +82,11 @@ class Restarts(ApiModel):
     evaluator: int | None = None
     """Of the evaluator alone, whatever the cause: the training does not notice."""
 
+    @property
+    def of_training(self) -> int:
+        """How often the training was started again, whatever the cause."""
+        return self.application + self.infrastructure
+
 
 class ProgressStatus(ApiModel):
     """How far training is, as rank 0 reports it."""

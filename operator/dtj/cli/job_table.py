@@ -47,7 +47,7 @@ def job_table(
 
 def _wide_cells(job: DistributedTrainingJob) -> list[str]:
     restarts = job.status.restarts
-    count = restarts.application + restarts.infrastructure
+    count = restarts.of_training
     return [job.uid or UNKNOWN, str(count), job.artifacts_uri or UNKNOWN]
 
 

@@ -76,7 +76,7 @@ def _wide_cells(job: PastJob) -> list[str]:
     return [
         job.uid,
         UNKNOWN if job.seconds is None else brief(job.seconds),
-        str(restarts.application + restarts.infrastructure) if job.phase else UNKNOWN,
+        str(restarts.of_training) if job.phase else UNKNOWN,
         (failure.failure_class or UNKNOWN) if failure else UNKNOWN,
         ",".join(nodes) or UNKNOWN,
         job.uri,

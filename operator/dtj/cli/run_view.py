@@ -110,7 +110,7 @@ class RunView:
         if status.start_time and status.completion_time:
             start, end = map(datetime.fromisoformat, (status.start_time, status.completion_time))
             parts.append(f"{(end - start).total_seconds():.0f} s")
-        restarts = status.restarts.application + status.restarts.infrastructure
+        restarts = status.restarts.of_training
         parts.append(f"{restarts} restarts" if restarts != 1 else "1 restart")
         self._print(Text(", ".join(parts), "bold green" if succeeded else "bold red"))
         if not succeeded and status.failure is not None:

@@ -120,7 +120,7 @@ def row_of(past: PastJob) -> Row:
             past.end.time.timestamp() if past.end and final else None,
             past.ended.timestamp() if past.ended else None,
             past.seconds,
-            min(restarts.application + restarts.infrastructure, _MOST) if has_status else None,
+            min(restarts.of_training, _MOST) if has_status else None,
             progress.percent if progress else None,
             progress.examples_per_second if progress else None,
         ),

@@ -129,7 +129,7 @@ def summarise(run: Run) -> Summary:
         attempts=max(
             [*(int(row.number("attempt") or 1) for row in run.rows), status.attempt if status else 1]
         ),
-        restarts=status.restarts.application + status.restarts.infrastructure if status else restarts,
+        restarts=status.restarts.of_training if status else restarts,
         starts=parts,
         left_out=run.left_out,
         skipped=_skipped(run.rows),

@@ -121,10 +121,7 @@ def recovered(old: JobStatus, new: JobStatus) -> float | None:
 
 def failures(old: JobStatus, new: JobStatus) -> tuple[str, int]:
     """Return the class and the number of the failures that `new` counts and `old` does not."""
-    before, after = (
-        each.restarts.application + each.restarts.infrastructure + (each.restarts.evaluator or 0)
-        for each in (old, new)
-    )
+    before, after = (each.restarts.of_training + (each.restarts.evaluator or 0) for each in (old, new))
     ended = new.holds(ConditionType.FAILED) and not old.holds(ConditionType.FAILED)
     kind = new.failure.failure_class if new.failure else None
     return kind if kind in FAILURE_CLASSES else "Other", max(after - before, 0) + ended

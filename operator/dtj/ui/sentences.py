@@ -24,7 +24,7 @@ def sentence_of(status: JobStatus) -> str:
     begin = _BEGINNINGS[status.phase]
     if details := _details(status):
         begin += f": {details}"
-    if count := status.restarts.application + status.restarts.infrastructure:
+    if count := status.restarts.of_training:
         begin += f" (after {count} restart{'s' if count > 1 else ''})"
     return begin
 
