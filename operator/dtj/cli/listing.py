@@ -146,7 +146,7 @@ def _list_past(
     cluster = ask(query.namespace, context)
     with open_history(choice.source, cluster, choice.endpoint) as history, _told_progress() as tell:
         history.on_progress = tell
-        # One more, to see whether there are more.
+        # Ask for one job more than the limit: `_tell_rest` says whether the history has more jobs.
         jobs = history.jobs(query, limit=None if limit is None else limit + 1, present=cluster.jobs)
         uri = history.uri
     cluster.tell_fault()

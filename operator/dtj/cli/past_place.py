@@ -122,7 +122,8 @@ def find_past(name: str, choice: PastChoice, namespace: str | None, context: str
             f"{entry.uid}, created {written(entry.created)}; --uid chooses another one"
         )
     if any(job.uid == entry.uid for job in cluster.jobs):
-        return ClusterPlace(connect(entry.namespace, context), name)
+        assert cluster.client is not None, "the client listed the jobs"
+        return ClusterPlace(cluster.client, name, entry.namespace)
     return BucketPlace(f"{uri}/{entry.prefix}", environment)
 
 

@@ -88,13 +88,15 @@ def find(
 class ClusterPlace:
     """A job of a cluster."""
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: Client, name: str, namespace: str | None = None) -> None:
+        """Store the place. namespace: by default the namespace of the client."""
         self._client = client
         self._name = name
+        self._namespace = namespace
 
     def job(self) -> DistributedTrainingJob:
         """See `Place.job`."""
-        return self._client.get(self._name)
+        return self._client.get(self._name, namespace=self._namespace)
 
     def note(self) -> str | None:
         """See `Place.note`."""
@@ -102,17 +104,17 @@ class ClusterPlace:
 
     def pods(self) -> list[Pod]:
         """See `Place.pods`."""
-        return self._client.pods(self._name)
+        return self._client.pods(self._name, namespace=self._namespace)
 
     def events(self) -> list[JobEvent]:
         """See `Place.events`."""
-        return self._client.events(self._name)
+        return self._client.events(self._name, namespace=self._namespace)
 
     @contextmanager
     def artifacts(self, endpoint: str | None = None) -> Iterator[Artifacts]:
         """See `Place.artifacts`."""
-        yield self._client.artifacts(self._name, endpoint=endpoint)
+        yield self._client.artifacts(self._name, endpoint=endpoint, namespace=self._namespace)
 
     def logs(self, query: LogQuery) -> Iterator[LogLine]:
         """See `Place.logs`."""
-        return self._client.logs(self._name, query)
+        return self._client.logs(self._name, query, namespace=self._namespace)

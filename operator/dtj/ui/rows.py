@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
+from dtj.api.job import Manifest
 from dtj.api.yaml_text import dump
 from dtj.cli.bucket_place import BucketPlace
+from dtj.cli.places import Place
 from dtj.cli.replica_state import replica_state
 from dtj.cli.status_view import ranks_of
 from dtj.client import DistributedTrainingJob, JobEvent, PastJob, Resume
@@ -16,7 +17,6 @@ from dtj.client.past_job import written
 from dtj.ui.answers import EventRow, JobRow, JobView, Line, PodRow
 from dtj.ui.masking import masked
 from dtj.ui.sentences import sentence_of
-from dtj.ui.sources import JobSource
 
 _MOST_PODS = 200
 _MOST_EVENTS = 200
@@ -37,7 +37,7 @@ def row_of(job: DistributedTrainingJob) -> JobRow:
         strategy=job.spec.strategy,
         workers=worker.replicas if worker else None,
         attempt=status.attempt,
-        restarts=status.restarts.application + status.restarts.infrastructure,
+        restarts=status.restarts.of_training,
         created=job.metadata.creation_timestamp,
         ended=status.completion_time,
         suspended=bool(job.spec.run_policy.suspend),
@@ -59,7 +59,7 @@ def past_row(past: PastJob) -> JobRow:
         strategy=past.strategy,
         workers=past.workers,
         attempt=status.attempt,
-        restarts=status.restarts.application + status.restarts.infrastructure,
+        restarts=status.restarts.of_training,
         created=written(past.created),
         ended=written(past.ended) if past.ended else None,
         suspended=False,
@@ -69,18 +69,20 @@ def past_row(past: PastJob) -> JobRow:
     )
 
 
-def view_of(source: JobSource, context: str | None) -> JobView:
+def view_of(place: Place, context: str | None) -> JobView:
     """Return all about a job but its curves, logs and artifacts. Raises DtjError."""
-    job, pods, events = source.job(), source.pods(), source.events()
-    past = source.past if isinstance(source, BucketPlace) else None
+    job, pods, events = place.job(), place.pods(), place.events()
+    past = place.past if isinstance(place, BucketPlace) else None
     row = row_of(job)
     if past:
         kept = {"phase": past.phase.value if past.phase else _NO_END, "sentence": past.state or row.sentence}
         row = row.model_copy(update={**kept, "uid": past.uid, "past": True})
-    status = job.to_manifest().get("status", {})
+    manifest = job.to_manifest()
+    status = manifest.get("status", {})
+    written_job = _written(manifest)
     return JobView(
         row=row,
-        note=source.note() if isinstance(source, BucketPlace) else None,
+        note=place.note(),
         failure=job.status.failure,
         conditions=status.get("conditions", []),
         pods=[
@@ -99,8 +101,8 @@ def view_of(source: JobSource, context: str | None) -> JobView:
         events=[event_row(event) for event in events[-_MOST_EVENTS:]],
         artifacts=status.get("artifacts"),
         tensorboard=status.get("tensorboard"),
-        spec=masked(job.to_manifest()["spec"]),
-        yaml=yaml_of(job),
+        spec=written_job["spec"],
+        yaml=dump(written_job),
         commands=commands_of(job, context, past.uri if past else None),
     )
 
@@ -117,17 +119,12 @@ def event_row(event: JobEvent) -> EventRow:
     )
 
 
-def yaml_of(job: DistributedTrainingJob) -> str:
-    """Return the job as one would write it: secrets masked, without what the API server and the operator set."""
-    return dump(_written(job))
-
-
 def again_of(job: DistributedTrainingJob, *, resume: bool) -> str:
     """Return a job file for another run of a job: under a new name, and not suspended.
 
     resume: whether the new run begins with the newest checkpoint of the job.
     """
-    manifest = _written(job)
+    manifest = _written(job.to_manifest())
     manifest["metadata"]["name"] = _next_name(job.name)
     if run_policy := manifest["spec"].get("runPolicy"):
         run_policy.pop("suspend", None)
@@ -139,14 +136,16 @@ def again_of(job: DistributedTrainingJob, *, resume: bool) -> str:
     return dump(manifest)
 
 
-def _written(job: DistributedTrainingJob) -> dict[str, Any]:
-    manifest = masked(job.to_manifest())
-    manifest.pop("status", None)
-    metadata: dict[str, Any] = manifest["metadata"]
-    manifest["metadata"] = {
-        key: value for key, value in metadata.items() if key not in _SERVERS_OWN and value not in ({}, None)
+def _written(manifest: Manifest) -> Manifest:
+    """Return the job as one would write it: secrets masked, without what the API server and the operator set."""
+    job = masked(manifest)
+    job.pop("status", None)
+    job["metadata"] = {
+        key: value
+        for key, value in job["metadata"].items()
+        if key not in _SERVERS_OWN and value not in ({}, None)
     }
-    return manifest
+    return job
 
 
 def _next_name(name: str) -> str:

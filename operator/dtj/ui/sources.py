@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dtj.api.errors import DtjError, NotFound
 from dtj.cli.bucket_place import BucketPlace
 from dtj.cli.past_place import ask_client, open_history
+from dtj.cli.places import ClusterPlace
 from dtj.client.history_query import HistoryQuery
 
 if TYPE_CHECKING:
-    from dtj.client import (
-        Artifacts,
-        Client,
-        DistributedTrainingJob,
-        JobEvent,
-        LogLine,
-        LogQuery,
-        PastJob,
-        Pod,
-    )
-
-
-class JobSource(Protocol):
-    """One job, wherever it is. The methods raise DtjError, as those of `dtj.cli.places.Place` do."""
-
-    def job(self) -> DistributedTrainingJob:
-        """Return the job."""
-
-    def pods(self) -> list[Pod]:
-        """List its pods."""
-
-    def events(self) -> list[JobEvent]:
-        """List its events, oldest first."""
-
-    def artifacts(self) -> AbstractContextManager[Artifacts]:
-        """Open its files in the bucket."""
-
-    def logs(self, query: LogQuery) -> Iterator[LogLine]:
-        """Yield lines of its output."""
+    from dtj.cli.places import Place
+    from dtj.client import Client, PastJob
 
 
 class Sources:
@@ -63,14 +35,14 @@ class Sources:
             found = history.jobs(query, limit=limit, present=cluster.jobs)
         return [job for job in found if job.present is None]
 
-    def find(self, namespace: str, name: str, uid: str = "") -> JobSource:
+    def find(self, namespace: str, name: str, uid: str = "") -> Place:
         """Return a job: the object of the cluster, or the newest job of the name in the history.
 
         uid: the job of this uid alone. Raises what the cluster answers, such as NotFound, if neither has the job.
         """
         try:
             if uid in ("", self.client.get(name, namespace=namespace).uid):
-                return _OnCluster(self.client, namespace, name)
+                return ClusterPlace(self.client, name, namespace)
             why: DtjError = NotFound(f"the cluster has no job {name} with the uid {uid}")
         except DtjError as error:
             why = error
@@ -82,26 +54,3 @@ class Sources:
         except DtjError:
             pass  # What the cluster said matters more than a history that is not there.
         raise why
-
-
-class _OnCluster:
-    """A job of the cluster, in any namespace."""
-
-    def __init__(self, client: Client, namespace: str, name: str) -> None:
-        self._client, self._namespace, self._name = client, namespace, name
-
-    def job(self) -> DistributedTrainingJob:
-        return self._client.get(self._name, namespace=self._namespace)
-
-    def pods(self) -> list[Pod]:
-        return self._client.pods(self._name, namespace=self._namespace)
-
-    def events(self) -> list[JobEvent]:
-        return self._client.events(self._name, namespace=self._namespace)
-
-    @contextmanager
-    def artifacts(self) -> Iterator[Artifacts]:
-        yield self._client.artifacts(self._name, namespace=self._namespace)
-
-    def logs(self, query: LogQuery) -> Iterator[LogLine]:
-        return self._client.logs(self._name, query, namespace=self._namespace)

@@ -205,7 +205,7 @@ def test_watching_without_a_terminal_is_a_line_for_each_change(
     client: type[FakeClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = iter([job("Starting"), job("Running"), job("Running"), job("Succeeded")])
-    monkeypatch.setattr(FakeClient, "get", lambda *_: client.jobs["mnist"])
+    monkeypatch.setattr(FakeClient, "get", lambda *_, **__: client.jobs["mnist"])
     client.jobs["mnist"] = next(states)
 
     def pass_time(_: float) -> None:
@@ -240,7 +240,7 @@ def test_a_live_view_stays_while_the_cluster_is_away(
     views_shown = status._views(place)
     next(views_shown)
 
-    def away(*_: object) -> None:
+    def away(*_: object, **__: object) -> None:
         raise Unreachable("the cluster does not answer")
 
     with monkeypatch.context() as patch:
@@ -279,8 +279,8 @@ def test_no_text_of_a_cluster_or_a_bucket_commands_the_terminal(
     client.jobs = {"mnist": DistributedTrainingJob.from_cluster(made)}
     event = JobEvent(START, "Warning", HOSTILE, HOSTILE, 1, f"Pod/{HOSTILE}")
     pods = [replace(pod_of(pod), node=HOSTILE, reason=HOSTILE) for pod in healthy()]
-    monkeypatch.setattr(client, "events", lambda *_: [event])
-    monkeypatch.setattr(client, "pods", lambda *_: pods)
+    monkeypatch.setattr(client, "events", lambda *_, **__: [event])
+    monkeypatch.setattr(client, "pods", lambda *_, **__: pods)
     monkeypatch.setattr(client, "logs", lambda *_, **__: iter([LogLine(HOSTILE, HOSTILE)]))
     monkeypatch.setattr(FakeArtifacts, "ls", lambda *_: [SimpleNamespace(key=HOSTILE, size=1)])
     monkeypatch.setattr(output, "_force_terminal", terminal)

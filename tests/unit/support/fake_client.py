@@ -44,7 +44,7 @@ class FakeClient:
         self.jobs[job.name] = made
         return made
 
-    def get(self, name: str) -> DistributedTrainingJob:
+    def get(self, name: str, *, namespace: str | None = None) -> DistributedTrainingJob:
         if name not in self.jobs:
             raise NotFound(f"there is no job {name} in namespace {self.namespace}")
         return self.jobs[name]
@@ -81,12 +81,12 @@ class FakeClient:
     def delete(self, name: str, *, wait: bool, timeout: float | None) -> None:
         self.calls.append(("delete", name, wait, timeout))
 
-    def events(self, name: str) -> list[JobEvent]:
+    def events(self, name: str, *, namespace: str | None = None) -> list[JobEvent]:
         return [
             JobEvent(START, "Normal", "JobRunning", "all 3 pods run", 1, f"DistributedTrainingJob/{name}")
         ]
 
-    def pods(self, name: str) -> list[Pod]:
+    def pods(self, name: str, *, namespace: str | None = None) -> list[Pod]:
         return [pod_of(pod) for pod in healthy()]
 
     def usage(self, name: str) -> dict[str, PodUsage] | None:
@@ -99,7 +99,7 @@ class FakeClient:
         yield LogLine("rank 0", "step 1")
         yield LogLine("rank 1", "[bold]" + "x" * 200)
 
-    def artifacts(self, name: str, *, endpoint: str | None) -> FakeArtifacts:
+    def artifacts(self, name: str, *, endpoint: str | None, namespace: str | None = None) -> FakeArtifacts:
         self.calls.append(("artifacts", endpoint))
         return FakeArtifacts()
 
