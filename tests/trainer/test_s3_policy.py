@@ -129,7 +129,11 @@ def test_the_history_needs_no_more_and_stays_below_the_artifacts_uri(
     store._client.meta.events.register(
         "before-parameter-build.s3.PutObject", lambda params, **_: keys.append(params["Key"])
     )
-    monkeypatch.setattr(record_pod, "open_store", lambda uri: Store(s3.parse_s3_uri(uri), store._client))
+    monkeypatch.setattr(
+        record_pod,
+        "own_store",
+        lambda environment: Store(s3.parse_s3_uri(environment["DTJ_ARTIFACTS_URI"]), store._client),
+    )
     end = end_record(HISTORY, "record", "2026-11-25T11:00:00Z", [], {"phase": "Failed", "attempt": 1})
     environment = {
         "DTJ_ARTIFACTS_URI": f"s3://{store.location.bucket}/{own}",
