@@ -1,4 +1,4 @@
-"""The times of `make test`: seconds of each stage and of the slowest tests, kept in build/test."""
+"""What `make test` keeps in build/test: seconds of each stage and of the slowest tests, and the tests that failed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from xml.etree import ElementTree as ET
 FOLDER = Path(__file__).parents[1] / "build/test"
 _STAGES = "stages.jsonl"
 SLOWEST = 40
+MESSAGE = 300
+"""Characters of a failure's message that are shown."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,28 @@ def stages(folder: Path = FOLDER) -> list[StageTime]:
 
 def cases(folder: Path = FOLDER) -> list[TestTime]:
     """The tests of all stages that left a report, the slowest first."""
-    found = [
-        TestTime(
-            file.stem, f"{case.get('classname', '')}::{case.get('name', '')}", float(case.get("time", "0"))
-        )
-        for file in sorted(folder.glob("*.xml"))
-        for case in ET.parse(file).iter("testcase")
-    ]
+    found = [TestTime(stage, _name(case), float(case.get("time", "0"))) for stage, case in _reported(folder)]
     return sorted(found, key=lambda case: -case.seconds)
+
+
+def failures(folder: Path = FOLDER) -> list[str]:
+    """A line for each test that failed or could not begin: stage, name and the beginning of the message."""
+    return [
+        f"{stage}  {_name(case)}  {' '.join(fault.get('message', '').split())[:MESSAGE]}"
+        for stage, case in _reported(folder)
+        for fault in case
+        if fault.tag in {"failure", "error"}
+    ]
+
+
+def _reported(folder: Path) -> Iterator[tuple[str, ET.Element]]:
+    for file in sorted(folder.glob("*.xml")):
+        for case in ET.parse(file).iter("testcase"):
+            yield file.stem, case
+
+
+def _name(case: ET.Element) -> str:
+    return f"{case.get('classname', '')}::{case.get('name', '')}"
 
 
 def table(folder: Path = FOLDER) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.progress import note
-from tests.stage_times import FOLDER, report_file, table, timed
+from tests.stage_times import FOLDER, failures, report_file, table, timed
 
 ROOT = Path(__file__).parents[1]
 
@@ -125,6 +125,8 @@ def main() -> int:
     (FOLDER / "times.txt").write_text(f"{times}\n")
     print(times)
     if run.failed:
+        # Last, because whoever keeps only the end of a long output looks for the reason there.
+        print("", *failures(), sep="\n", flush=True)
         note(f"failed: {', '.join(run.failed)}")
     return 1 if run.failed else 0
 

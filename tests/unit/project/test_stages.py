@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import stages
-from tests.stage_times import SLOWEST, report_file, table, timed
+from tests.stage_times import SLOWEST, failures, report_file, table, timed
 from tests.stages import Run, Stage
 
 
@@ -62,3 +62,19 @@ def test_the_slowest_tests_are_told_beside_the_stages(folder: Path) -> None:
     shown = [line for line in lines if "tests.unit.a" in line]
     assert len(shown) == SLOWEST
     assert shown[0].split() == ["41.5", "s", "unit", "tests.unit.a::t41"]
+
+
+def test_each_failed_test_is_told_in_one_line(folder: Path) -> None:
+    report_file("cluster-alone", folder).write_text(
+        """<testsuites><testsuite>
+        <testcase classname="tests.cluster.a" name="good" time="1"/>
+        <testcase classname="tests.cluster.a" name="skipped" time="0"><skipped message="no"/></testcase>
+        <testcase classname="tests.cluster.a" name="bad" time="1"><failure message="assert 1 &#10; == 2">text</failure>
+        </testcase>
+        <testcase classname="tests.cluster.a" name="unset" time="0"><error message="failed on setup">text</error>
+        </testcase></testsuite></testsuites>"""
+    )
+    assert failures(folder) == [
+        "cluster-alone  tests.cluster.a::bad  assert 1 == 2",
+        "cluster-alone  tests.cluster.a::unset  failed on setup",
+    ]
