@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.browser import chromium, install, visiting
 from tests.trainer.conftest import ObjectStore
 from tests.trainer.ui_jobs import served
+from tests.trainer.ui_ranks import fill_stalled
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 
@@ -28,6 +29,11 @@ def main() -> None:
                 page.get_by_role("heading", name="loss").wait_for()
                 page.wait_for_load_state("networkidle")
                 page.screenshot(path=PICTURES / "ui-job.png")
+                fill_stalled(ui, store.environment)
+                page.goto(f"{ui.origin}/#/jobs/ml%2Fstalled")
+                page.get_by_text("rank 3 stands in").wait_for()
+                page.get_by_role("heading", name="Ranks").scroll_into_view_if_needed()
+                page.screenshot(path=PICTURES / "ui-ranks.png", full_page=True)
         finally:
             store.kill()
 
