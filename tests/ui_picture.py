@@ -29,11 +29,18 @@ def main() -> None:
                 page.get_by_role("heading", name="loss").wait_for()
                 page.wait_for_load_state("networkidle")
                 page.screenshot(path=PICTURES / "ui-job.png")
-                fill_stalled(ui, store.environment)
+                fill_stalled(ui, store.environment, hostile=False)
                 page.goto(f"{ui.origin}/#/jobs/ml%2Fstalled")
                 page.get_by_text("rank 3 stands in").wait_for()
-                page.get_by_role("heading", name="Ranks").scroll_into_view_if_needed()
-                page.screenshot(path=PICTURES / "ui-ranks.png", full_page=True)
+                page.get_by_text("▼ idle").wait_for()
+                top, end = (
+                    page.get_by_role("heading", name=name, exact=True).bounding_box()
+                    for name in ("Ranks", "Curves")
+                )
+                assert top
+                assert end
+                clip = {"x": 0, "y": top["y"] - 10, "width": 1200, "height": end["y"] - top["y"]}
+                page.screenshot(path=PICTURES / "ui-ranks.png", clip=clip, full_page=True)
         finally:
             store.kill()
 
