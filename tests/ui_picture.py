@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.browser import chromium, install, visiting
 from tests.trainer.conftest import ObjectStore
 from tests.trainer.ui_jobs import served
+from tests.trainer.ui_ranks import fill_stalled
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 
@@ -28,6 +29,18 @@ def main() -> None:
                 page.get_by_role("heading", name="loss").wait_for()
                 page.wait_for_load_state("networkidle")
                 page.screenshot(path=PICTURES / "ui-job.png")
+                fill_stalled(ui, store.environment, hostile=False)
+                page.goto(f"{ui.origin}/#/jobs/ml%2Fstalled")
+                page.get_by_text("rank 3 stands in").wait_for()
+                page.get_by_text("▼ idle").wait_for()
+                top, end = (
+                    page.get_by_role("heading", name=name, exact=True).bounding_box()
+                    for name in ("Ranks", "Curves")
+                )
+                assert top
+                assert end
+                clip = {"x": 0, "y": top["y"] - 10, "width": 1200, "height": end["y"] - top["y"]}
+                page.screenshot(path=PICTURES / "ui-ranks.png", clip=clip, full_page=True)
         finally:
             store.kill()
 
