@@ -7,6 +7,7 @@ import { bytes, NONE, number, since } from "./format";
 import { Logs } from "./logs";
 import { Command, Head, Phase, Problem, ProgressBar, Table, Title } from "./parts";
 import { Plot } from "./plot";
+import { SaveAsFile } from "./saving";
 import { usePolled } from "./polled";
 import type { Artifact, Curves, JobKey, JobView } from "./api";
 
@@ -81,6 +82,7 @@ function Shown({ view, changed }: { view: JobView; changed: () => void }) {
       <Events view={view} />
       <Logs view={view} />
       <Files view={view} />
+      <SaveAsFile view={view} />
       <details>
         <summary>YAML</summary>
         <pre tabIndex={0}>{view.yaml}</pre>
