@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.local.paths import CACHE
 from tests.trainer.conftest import BUCKET, ObjectStore, until
 from tests.unit.support import past_jobs
 from tests.unit.support.http_cluster import HttpCluster, http_cluster
@@ -236,6 +237,8 @@ def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator
 def _program(folder: Path, store: ObjectStore, history: str) -> Iterator[str]:
     environment = {**os.environ, **store.environment, "KUBECONFIG": str(folder / "config")}
     environment |= {"XDG_CACHE_HOME": str(folder), "DTJ_ARTIFACTS": history}
+    # matplotlib looks for the fonts of the machine once, for some seconds.
+    environment["MPLCONFIGDIR"] = str(CACHE / "matplotlib")
     log = folder / "ui.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

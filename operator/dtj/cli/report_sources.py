@@ -59,10 +59,10 @@ def run_of(place: Place, name: str, *, bare: bool = False) -> Run:
     try:
         with place.artifacts() as artifacts:
             run = _run(name, artifacts.read, artifacts.sizes, job=manifest, status=status)
-    except DtjError:
+    except DtjError as error:
         if not bare:
             raise
-        run = Run(name, [], job=manifest, status=status, labels=_labels(manifest))
+        run = Run(name, [], job=manifest, status=status, labels=_labels(manifest), unread=error.message)
     if isinstance(place, BucketPlace) and place.past.end is None:
         return replace(run, state=place.note() or "")
     return run

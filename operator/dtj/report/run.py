@@ -64,6 +64,8 @@ class Run:
     """What the programs in its pods used."""
     utilisation_unread: int = 0
     """The number of pods' files that were left out because there are too many bytes."""
+    unread: str = ""
+    """Why the files of the run can't be read; empty where they were."""
     state: str = ""
     """A sentence about a run whose status does not tell its state, such as one without a recorded end."""
 

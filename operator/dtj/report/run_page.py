@@ -98,7 +98,8 @@ def _curves(run: Run) -> Iterator[str]:
     curves, _ = curves_of(rows, _MOST_POINTS)
     _, restarts = curves_of(run.rows, 2)
     if not curves:
-        yield "<p>There are no metrics of the program.</p>"
+        why = f": {run.unread}" if run.unread else ""
+        yield f"<p>There are no metrics of the program{said(why)}.</p>"
         return
     if restarts:
         steps = ", ".join(map(str, restarts[:20])) + (", …" if len(restarts) > 20 else "")
