@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.local.paths import CACHE
 from tests.trainer.conftest import BUCKET, ObjectStore, until
 from tests.unit.support import past_jobs
 from tests.unit.support.http_cluster import HttpCluster, http_cluster
@@ -192,7 +193,8 @@ def fill_history(uri: str, environment: Mapping[str, str]) -> None:
     jobs = [past_jobs.entry(n, name) for n, name in enumerate(("gone", "lost", "twice", "twice"))]
     for job, phase in zip(jobs, ("Failed", None, "Succeeded", "Failed"), strict=True):
         past_jobs.put(store, job, past_jobs.end(job, phase) if phase else None)
-        store.put_bytes(f"{job.prefix}/job.yaml", json.dumps(manifest(job.name)).encode())
+        made = manifest(job.name, args=["--lr=0.5", "--api-key", SECRET_VALUE])
+        store.put_bytes(f"{job.prefix}/job.yaml", json.dumps(made).encode())
         row = {"kind": "test", "time": _TIME, "step": 3, "accuracy": 0.91}
         store.put_bytes(f"{job.prefix}/metrics.jsonl", json.dumps(row).encode())
         store.put_bytes(f"{job.prefix}/logs/attempt-1/launcher-0.log", b"[rank 0] the last line\n")
@@ -237,6 +239,8 @@ def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator
 def _program(folder: Path, store: ObjectStore, history: str) -> Iterator[str]:
     environment = {**os.environ, **store.environment, "KUBECONFIG": str(folder / "config")}
     environment |= {"XDG_CACHE_HOME": str(folder), "DTJ_ARTIFACTS": history}
+    # matplotlib looks for the fonts of the machine once, for some seconds.
+    environment["MPLCONFIGDIR"] = str(CACHE / "matplotlib")
     log = folder / "ui.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
