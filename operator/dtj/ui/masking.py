@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 MASK = "(hidden)"
-_SECRET = re.compile(r"(?i)(pass(word|wd|phrase)?|secret|token|(api|access|private)[-_]?key|credential)")
+_SECRET = re.compile(
+    r"(?i)(pass(word|wd|phrase)?|secret|token|(api|access|private)[-_]?key|[-_]key$|credential)"
+)
 
 
 def masked(manifest: Mapping[str, Any]) -> dict[str, Any]:
