@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
 from urllib.parse import quote
 
 import pytest
@@ -166,6 +168,17 @@ def test_a_user_without_rights_sees_and_does_nothing(ui: Ui) -> None:
         assert "administrator" in answer.json["remedy"]
     assert ui("/api/v1/past").status == 422
     assert json.dumps(ui.cluster.jobs, default=str) == before
+
+
+@pytest.mark.parametrize("begin", [b"GET / HTTP/1.1\r\nHost: x\r\nX: ", b"GET /"], ids=["header", "address"])
+def test_a_head_without_an_end_closes_the_connection(ui: Ui, begin: bytes) -> None:
+    """Also without the token, so that no program on the machine fills the memory."""
+    host, _, port = ui.origin.removeprefix("http://").partition(":")
+    # It may close the connection before it has read all.
+    with socket.create_connection((host, int(port)), timeout=60) as connection, suppress(ConnectionError):
+        connection.sendall(begin + b"x" * (1 << 17))
+        while connection.recv(1000):
+            pass
 
 
 def test_a_large_body_is_refused_before_it_is_read(ui: Ui) -> None:
