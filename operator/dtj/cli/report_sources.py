@@ -47,9 +47,10 @@ def read_runs(
     return list(runs.values())
 
 
-def run_of(place: Place, name: str, *, bare: bool = False) -> Run:
+def run_of(place: Place, name: str, *, bare: bool = False, most: int | None = None) -> Run:
     """Return the run of a job under a name. Raises DtjError, such as NotFound for a job without metrics.
 
+    most: the largest number of bytes of a file, other than those of utilisation, which are bounded together.
     bare: return a job without metrics, or whose bucket can't be read, as a run without rows.
     """
     from dtj.cli.bucket_place import BucketPlace
@@ -58,7 +59,11 @@ def run_of(place: Place, name: str, *, bare: bool = False) -> Run:
     manifest, status = job.to_manifest(), job.status
     try:
         with place.artifacts() as artifacts:
-            run = _run(name, artifacts.read, artifacts.sizes, job=manifest, status=status)
+
+            def read(key: str) -> bytes:
+                return artifacts.read(key, None if key.startswith(contract.UTILISATION) else most)
+
+            run = _run(name, read, artifacts.sizes, job=manifest, status=status)
     except DtjError as error:
         if not bare:
             raise

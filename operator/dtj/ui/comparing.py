@@ -18,6 +18,7 @@ from dtj.cli.report_sources import run_of
 from dtj.report.entries import read_price
 from dtj.report.pictures import pictures_of
 from dtj.report.report import Report, make_report
+from dtj.ui.metrics_of_jobs import MOST_BYTES
 
 if TYPE_CHECKING:
     from dtj.cli.places import Place
@@ -105,7 +106,7 @@ def drawn(report: Report) -> dict[str, bytes]:
 
 def _run_or_fault(place: Place, label: str) -> Run | DtjError:
     try:
-        run = run_of(place, label)
+        run = run_of(place, label, most=MOST_BYTES)
     except DtjError as error:
         return error
     return replace(run, job=None if run.job is None else masked(run.job))

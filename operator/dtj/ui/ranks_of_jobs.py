@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query
@@ -15,6 +14,7 @@ from dtj.report.run import read_metrics
 from dtj.report.summary import rank_steps
 from dtj.report.utilisation import files_to_read
 from dtj.ui.conspicuous import LATELY_SECONDS
+from dtj.ui.metrics_of_jobs import MOST_BYTES
 from dtj.ui.stacks import StackKey, Stacks, StackText, keys_to_read, stacks_of
 from dtj.ui.usage import is_lines, usage_of
 from dtj.ui.utilisation import Question, Utilisation, utilisation_of
@@ -89,11 +89,12 @@ def router(sources: Sources) -> APIRouter:
 
 def _step_seconds(found: Artifacts) -> dict[str, float]:
     """Return the mean seconds of a step by rank, which a program reports at its end."""
-    with suppress(NotFound):
-        lines = found.read(contract.METRICS_FILE).splitlines()
-        rows = read_metrics(b"\n".join(line for line in lines if b'"stepTimes"' in line)).rows
-        return {str(each.rank): each.seconds.mean for each in rank_steps(rows)}
-    return {}
+    try:
+        content, _ = found.end_of(contract.METRICS_FILE, MOST_BYTES)
+    except NotFound:
+        return {}
+    lines = [line for line in content.split(b"\n") if b'"stepTimes"' in line and len(line) <= _MOST_TEXT]
+    return {str(each.rank): each.seconds.mean for each in rank_steps(read_metrics(b"\n".join(lines)).rows)}
 
 
 def _first(files: Sequence[str], parts: Mapping[str, Sequence[str]]) -> list[str]:

@@ -17,6 +17,7 @@ from dtj.report.documents import alternative, as_html
 from dtj.report.tables import tables_of
 from dtj.ui.answers import Answer
 from dtj.ui.comparing import MOST_JOBS, Wishes, compared, drawn, job_words
+from dtj.ui.metrics_of_jobs import MOST_BYTES
 
 if TYPE_CHECKING:
     from dtj.ui.sources import Sources
@@ -135,7 +136,7 @@ def router(sources: Sources) -> APIRouter:
     @routes.get("/jobs/{namespace}/{name}/page.html", response_class=HTMLResponse)
     def page(namespace: str, name: str, uid: str = "") -> HTMLResponse:
         """Send a job as one HTML file, as `dtj report NAME --format page` writes it."""
-        run = run_of(sources.find(namespace, name, uid), name, bare=True)
+        run = run_of(sources.find(namespace, name, uid), name, bare=True, most=MOST_BYTES)
         return _sent(page_of(run), file_name(name))
 
     @routes.get("/past/options")
