@@ -38,7 +38,7 @@ def session_of(folder: Path, threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.spin_duration_us", "50")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", "20")
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return onnxruntime.InferenceSession(folder / "model.onnx", options)
 

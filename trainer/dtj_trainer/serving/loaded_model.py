@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 2 << 30
 """Limit of model.onnx, as of any protobuf file."""
 _VERSION_DIGITS = 12
-_SPIN_MICROSECONDS = 50
+_SPIN_MICROSECONDS = 20
 _TYPES = {
     "bool": "BOOL",
     "uint8": "UINT8",
