@@ -11,9 +11,11 @@ from tests.cluster.jobs import PS_EXAMPLE, Job, Manifest, until
 MODES = ("Asynchronous", "Synchronous")
 
 
-def example(name: str, updates: str = "Asynchronous", *args: str, **spec: Any) -> Manifest:
-    """The example under another name, on the local object store."""
-    job = jobs.example(name, PS_EXAMPLE)
+def example(
+    name: str, updates: str = "Asynchronous", *args: str, exports: bool = False, **spec: Any
+) -> Manifest:
+    """The example under another name, on the local object store. `exports`: the model, which takes seconds."""
+    job = jobs.example(name, PS_EXAMPLE, exports=exports)
     job["spec"]["parameterServer"]["updates"] = updates
     job["spec"]["args"] += args
     job["spec"].update(spec)

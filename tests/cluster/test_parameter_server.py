@@ -9,9 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from dtj_trainer.serving.description import Preprocessing
+from dtj_trainer.serving.loaded_model import load
+from dtj_trainer.serving.places import FolderPlace
 from tests.cluster.jobs import Artifacts, Job, Manifest, Namespace, until
 from tests.cluster.parameter_server import MODES, by_name, example
 
@@ -39,7 +43,7 @@ def test_the_example_trains_and_ends(
     tmp_path: Path,
 ) -> None:
     name = f"mnist-{updates.lower()}-{epochs}"
-    job = shared_namespace.apply(example(name, updates, f"--epochs={epochs}"))
+    job = shared_namespace.apply(example(name, updates, f"--epochs={epochs}", exports=True))
     until("the chief to succeed", lambda: phase_of(job, "chief-0") == "Succeeded", 300)
     ended = time.monotonic()
     until("the servers to be told to end", lambda: staying(job) <= {"chief-0", "evaluator-0"}, 30)
@@ -57,6 +61,8 @@ def test_the_example_trains_and_ends(
     assert tests[-1]["step"] == status["artifacts"]["checkpoint"]["step"]
     keys = job.artifacts().sizes()
     assert {"metrics.jsonl", "job.yaml", "model/model.keras"} <= keys.keys()
+    assert "exportError" not in status["progress"]
+    answers_as_served(job.artifacts().download(tmp_path / "served", "model/") / "model")
     replicas = ("chief-0", "worker-0", "worker-1", "ps-0", "evaluator-0")
     assert {f"logs/attempt-1/{replica}.log" for replica in replicas} <= keys.keys()
     step = status["artifacts"]["checkpoint"]["step"]
@@ -110,6 +116,15 @@ def test_the_runs_are_compared_by_one_command(runs: dict[str, Job]) -> None:
         assert (facts["workers"], facts["ps"], len(group["runs"])) == (2, 1, 1)
         assert group["examplesPerSecond"]["mean"] > 0
         assert group["accuracy"]["mean"] > 0.5
+
+
+def answers_as_served(folder: Path) -> None:
+    """The exported model answers pictures, as `dtj serve` loads it: by its manifest and with its description."""
+    model = load(FolderPlace(folder), 1)
+    assert model.classes == 10
+    assert model.description.preprocessing == Preprocessing(28, 1, "NHWC")
+    (pixels,) = model.inputs
+    assert model.run({pixels.name: np.zeros((7, *pixels.shape), pixels.dtype)})[0].shape == (7, 10)
 
 
 def names(job: Job) -> set[str]:

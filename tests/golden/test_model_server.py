@@ -17,7 +17,14 @@ import yaml
 
 from dtj.api.job import Manifest
 from dtj.api.yaml_text import dump_all
-from dtj.plan.model_server import ModelServer, default_name, faults, inference_service, objects
+from dtj.plan.model_server import (
+    ModelServer,
+    default_name,
+    disruption_budget,
+    faults,
+    inference_service,
+    objects,
+)
 from tests.unit.support.pod_security import restricted_faults
 
 SMALL = ModelServer("vgg-serve", {"vgg": "s3://training/jobs/ml/vgg-1a2b3c4d"}, options=("--threads=1",))
@@ -79,6 +86,19 @@ def test_kubernetes_takes_them_in_the_strictest_namespace(name: str) -> None:
             kubernetes_validate.validate(manifest, version, strict=True)
     for pod in pods:
         assert [*restricted_faults(pod)] == []
+
+
+def test_the_schemas_refuse_a_budget_with_another_field() -> None:
+    """The schemas are those of Kubernetes' own API, also for policy/v1, which the local cluster does not serve."""
+    import kubernetes_validate
+
+    budget = disruption_budget(WHOLE)
+    assert (budget["apiVersion"], budget["spec"]["maxUnavailable"]) == ("policy/v1", 1)
+    for wrong in ({"maxUnavailable": {}}, {"atMost": 1}, {"selector": {"labels": {}}}):
+        broken = {**budget, "spec": {**budget["spec"], **wrong}}
+        for version in ("1.25", kubernetes_validate.latest_version()):
+            with pytest.raises(kubernetes_validate.ValidationError):
+                kubernetes_validate.validate(broken, version, strict=True)
 
 
 def test_an_inference_service_has_only_what_knative_takes() -> None:

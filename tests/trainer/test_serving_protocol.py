@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from tests.trainer.served_models import (
 
 from dtj_trainer.data.formats.images import Form, pixels_of
 from dtj_trainer.serving.description import Preprocessing
-from dtj_trainer.serving.pictures import prepared
+from dtj_trainer.serving.pictures import is_small, prepared
 
 LENGTH = "Inference-Header-Content-Length"
 
@@ -265,6 +266,19 @@ def test_what_is_no_picture_is_refused_in_torchserves_form(client: Client) -> No
         assert answer.status == status, answer.body
         assert answer.json.keys() == {"code", "type", "message"}
         assert said in answer.json["message"]
+
+
+def test_a_small_file_with_a_second_header_is_no_small_picture(client: Client) -> None:
+    """Pillow takes the sizes of the last header, and the event loop decodes small pictures itself."""
+    file = file_of(pixels(0))
+    header = file[12:16] + (5_000).to_bytes(4) * 2 + file[24:29]
+    chunk = file[8:12] + header + zlib.crc32(header).to_bytes(4)
+    forged = file[:33] + chunk + file[33:]
+    assert is_small(file)
+    assert not is_small(forged)
+    answer = client("PUT", "/predictions/grey", forged)
+    assert answer.status == 413
+    assert "5000 x 5000" in answer.json["message"]
 
 
 def test_forms_without_a_picture_are_refused(client: Client) -> None:

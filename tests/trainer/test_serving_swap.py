@@ -205,6 +205,13 @@ def test_a_model_that_is_not_as_it_has_to_be_is_refused(tmp_path: Path, name: st
         load(FolderPlace(folder), 1)
 
 
+def test_threads_of_a_session_spin_for_a_moment_and_within_a_run(tmp_path: Path) -> None:
+    """By onnxruntime's default, they take processors for milliseconds after each run."""
+    options = load(FolderPlace(write_model(tmp_path, 1)), 2).session.get_session_options()
+    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+    assert int(options.get_session_config_entry("session.intra_op.spin_duration_us")) <= 100
+
+
 def test_nothing_is_sent_to_the_vendor_of_onnxruntime(tmp_path: Path) -> None:
     """Its telemetry would begin with an identifier in the home folder."""
     folder, home = write_model(tmp_path / "m"), tmp_path / "home"

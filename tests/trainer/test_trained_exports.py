@@ -22,7 +22,7 @@ import torch
 from tests.patience import PATIENCE
 from tests.trainer import torch_run
 from tests.trainer.idx_files import FASHION_MNIST
-from tests.trainer.trained_exports import BATCH, STEPS, TEST, compare, write_some_of_fashion_mnist
+from tests.trainer.trained_exports import BATCH, STEPS, TEST, compare, rate_of, write_some_of_fashion_mnist
 
 from dtj_trainer import progress
 from dtj_trainer.artifacts.model_manifest import manifest_of
@@ -60,7 +60,8 @@ def manifest_in(folder: Path) -> Any:
 @needs_fashion_mnist
 @pytest.mark.parametrize("name", nets(MODELS))
 def test_a_trained_network_of_pytorch_answers_the_same(data: Path, tmp_path: Path, name: str) -> None:
-    options = ("--export", "--optimizer=adam", "--lr=1e-3", f"--batch-size={BATCH}", f"--max-steps={STEPS}")
+    rate = f"--lr={rate_of(name)}"
+    options = ("--export", "--optimizer=adam", rate, f"--batch-size={BATCH}", f"--max-steps={STEPS}")
     run = torch_run.Run(tmp_path, data, 1, f"--model={name}", *options)
     try:
         run.ended()

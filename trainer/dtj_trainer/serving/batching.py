@@ -6,18 +6,20 @@ import logging
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from dtj_trainer.serving.loaded_model import LoadedModel
 
 log = logging.getLogger(__name__)
+Outcome = list[np.ndarray] | Exception
+"""The outputs for a request, or why there are none."""
 
 
 class Overfull(Exception):
@@ -37,7 +39,7 @@ class _Request(NamedTuple):
     model: LoadedModel
     inputs: Mapping[str, np.ndarray]
     examples: int
-    answer: Future[list[np.ndarray]]
+    tell: Callable[[Outcome], None]
 
 
 class Batcher:
@@ -64,22 +66,23 @@ class Batcher:
         """The number of examples in the queue."""
         return self._waiting
 
-    def submit(self, model: LoadedModel, inputs: Mapping[str, np.ndarray]) -> Future[list[np.ndarray]]:
-        """Add a request; return its outputs to be. Raises Overfull.
+    def submit(
+        self, model: LoadedModel, inputs: Mapping[str, np.ndarray], tell: Callable[[Outcome], None]
+    ) -> None:
+        """Add a request. Raises Overfull.
 
         `inputs`, by name, have the model's types and shapes, and the same number of examples, at most `Limits.batch`.
+        `tell` is called once, in the batcher's thread, with the outputs; it must not raise.
         """
         examples = len(next(iter(inputs.values())))
-        answer: Future[list[np.ndarray]] = Future()
         with self._changed:
             if self._ended or self._waiting + examples > self._limits.waiting:
                 raise Overfull
-            self._queue.append(_Request(model, inputs, examples, answer))
+            self._queue.append(_Request(model, inputs, examples, tell))
             self._waiting += examples
             # Not for each: the thread would take the interpreter from the event loop each time.
             if len(self._queue) == 1 or self._enough():
                 self._changed.notify()
-        return answer
 
     def close(self) -> None:
         """Answer what is in the queue, and end the thread."""
@@ -119,21 +122,18 @@ class Batcher:
         return following.model is first.model and examples + following.examples <= self._limits.batch
 
     def _run(self, batch: list[_Request]) -> None:
-        batch = [request for request in batch if request.answer.set_running_or_notify_cancel()]
-        if not batch:
-            return
         self._observe(sum(request.examples for request in batch))
         try:
             found = self._outputs(batch)
         except Exception as error:  # onnxruntime raises classes of its own; each request is told.
             log.exception("a model failed")
             for request in batch:
-                request.answer.set_exception(error)
+                request.tell(error)
             return
         start = 0
         for request in batch:
             end = start + request.examples
-            request.answer.set_result([output[start:end] for output in found])
+            request.tell([output[start:end] for output in found])
             start = end
 
     @staticmethod

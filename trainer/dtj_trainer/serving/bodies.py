@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
-from starlette.requests import ClientDisconnect
 
 from dtj_trainer.serving.refusal import Refused, bad
 
@@ -33,17 +32,20 @@ async def read_body(request: Request, held: Held, most: int, seconds: float) -> 
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
-            async for chunk in request.stream():
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(HTTPStatus.BAD_REQUEST, "cut", "the body was cut off")
+                chunk: bytes = message.get("body", b"")
                 if len(body) + len(chunk) > most:
                     raise _too_large(most)
                 held.add(len(chunk))
+                if not message.get("more_body", False):
+                    return bytes(body) + chunk if body else chunk
                 body += chunk
     except TimeoutError as error:
-        message = f"the body did not arrive within {seconds:g} seconds"
-        raise Refused(HTTPStatus.REQUEST_TIMEOUT, "slow", message, {"Connection": "close"}) from error
-    except ClientDisconnect as error:
-        raise Refused(HTTPStatus.BAD_REQUEST, "cut", "the body was cut off") from error
-    return bytes(body)
+        why = f"the body did not arrive within {seconds:g} seconds"
+        raise Refused(HTTPStatus.REQUEST_TIMEOUT, "slow", why, {"Connection": "close"}) from error
 
 
 def _too_large(most: int) -> Refused:

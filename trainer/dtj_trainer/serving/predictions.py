@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from dtj_trainer.serving.bodies import FIELD, picture_in
-from dtj_trainer.serving.pictures import example_of
+from dtj_trainer.serving.pictures import example_of, is_small
 from dtj_trainer.serving.refusal import Refused, bad
 from dtj_trainer.serving.service import input_bytes
 
@@ -101,7 +101,8 @@ async def classified(service: Service, name: str, request: Request, held: Held) 
     body = await service.body(request, held)
     held.add(input_bytes(model, 1))
     kind, dtype = request.headers.get("content-type"), model.inputs[0].dtype
-    example = await service.decoded(None, _example, body, kind, form, service.limits.pixels, dtype)
+    quick = len(body) if is_small(body) else None
+    example = await service.decoded(quick, _example, body, kind, form, service.limits.pixels, dtype)
     held.add(-len(body))
     del body
     found = await service.outputs(slot, model, {model.inputs[0].name: example})

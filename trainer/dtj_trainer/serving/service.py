@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from starlette.requests import Request
 
+    from dtj_trainer.serving.batching import Outcome
     from dtj_trainer.serving.loaded_model import LoadedModel
     from dtj_trainer.serving.metrics import Metrics
     from dtj_trainer.serving.refusal import Held
@@ -89,12 +91,19 @@ class Service:
         self, slot: Slot, model: LoadedModel, inputs: Mapping[str, np.ndarray]
     ) -> list[np.ndarray]:
         """Return the model's outputs. Raises Refused: 429 when the queue is full, 500 when the model failed."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[np.ndarray]] = loop.create_future()
+
+        def tell(outcome: Outcome) -> None:
+            with suppress(RuntimeError):  # After the loop's end, nobody waits.
+                loop.call_soon_threadsafe(_settle, answer, outcome)
+
         try:
-            answer = slot.batcher.submit(model, inputs)
+            slot.batcher.submit(model, inputs, tell)
         except Overfull as error:
             raise overfull() from error
         try:
-            return await asyncio.wrap_future(answer)
+            return await answer
         except Exception as error:  # onnxruntime raises classes of its own; the batcher has logged it.
             message = f"the model {slot.name} failed; the server's log says why"
             raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "model", message) from error
@@ -104,6 +113,15 @@ class Service:
         for slot in self.slots.values():
             slot.batcher.close()
         self._decoders.shutdown()
+
+
+def _settle(answer: asyncio.Future[list[np.ndarray]], outcome: Outcome) -> None:
+    if answer.done():  # It was cancelled.
+        return
+    if isinstance(outcome, Exception):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)
 
 
 def input_bytes(model: LoadedModel, examples: int) -> int:

@@ -35,6 +35,15 @@ _one_large = threading.Lock()
 """Large requests are parsed one after the other: their numbers take several times the memory of the text."""
 
 
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+# Made once: json.loads and json.dumps make one for each call.
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
 class Wanted(NamedTuple):
     """An output that a request asks for. `place`: in the model's outputs."""
 
@@ -75,7 +84,7 @@ def _read(
     header: bytes, binary: memoryview, inputs: Sequence[Tensor], outputs: Sequence[Tensor], max_batch: int
 ) -> Inference:
     try:
-        read = json.loads(header, parse_constant=_no_constant)
+        read = _DECODER.decode(header.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise bad(f"the request is no JSON: {error}") from error
     if not isinstance(read, dict):
@@ -86,10 +95,6 @@ def _read(
     found = _inputs(_list(read, "inputs"), binary, inputs, max_batch)
     all_binary = _parameters(read).get("binary_data_output", False) is True
     return Inference(id_, found, _outputs(read, outputs, binary=all_binary))
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
@@ -105,6 +110,8 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
 
 def _check_counts(header: bytes, inputs: Sequence[Tensor], max_batch: int) -> None:
     """Refuse, before it is parsed, JSON that would take much more memory than the model's inputs do."""
+    if len(header) <= _SPARE:
+        return
     values = max_batch * sum(math.prod(each.shape) for each in inputs)
     lists = max_batch * sum(sum(itertools.accumulate((1, *each.shape[:-1]), operator.mul)) for each in inputs)
     for sign, most, what in (
@@ -270,5 +277,5 @@ def written(
     answer: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": entries}
     if asked.id is not None:
         answer["id"] = asked.id
-    text = json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
+    text = _ENCODER.encode(answer).encode()
     return b"".join([text, *blobs]), len(text) if blobs else None
