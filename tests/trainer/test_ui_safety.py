@@ -246,6 +246,10 @@ def test_of_a_large_metrics_file_the_end_is_read(ui: Ui, files: Store) -> None:
     begin = [row(1, loss=3)] + [filler] * (metrics_of_jobs.MOST_BYTES // len(filler) + 2)
     files.put_bytes("metrics.jsonl", b"\n".join([*begin, row(2, loss=2)]))
     assert ui(f"{JOB}/curves").json["curves"][0]["steps"] == [2]
+    # A report needs the begin, too.
+    left_out = ui("/api/v1/report?job=ml/files").json["leftOut"]
+    assert "at most 16777216 are read here" in left_out[0]["reason"], left_out
+    assert "are read here" in ui(f"{JOB}/page.html").body.decode()
 
 
 def test_of_a_long_line_of_output_the_begin_is_shown(ui: Ui, files: Store) -> None:
