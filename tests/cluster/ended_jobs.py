@@ -159,11 +159,11 @@ def starts_again(job: Job) -> None:
     until(f"{job.name} to run after its loss", again, 240)
 
 
-def waits(job: Job) -> None:
+def waits(job: Job, seconds: float = 120) -> None:
     until(
         f"{job.name} to wait for a node",
         lambda: job.condition("Running").get("reason") == "Unschedulable",
-        120,
+        seconds,
     )
 
 
@@ -180,7 +180,7 @@ def endings() -> list[Ending]:
     return [
         Ending(single("no-image", image="registry.invalid/nobody/nothing:0", runPolicy=soon),
                "Failed", "StartDeadlineExceeded"),
-        Ending(single("no-room", worker=big, runPolicy=soon), "Failed", "Insufficient memory"),
+        Ending(single("no-room", worker=big, runPolicy=soon), "Failed", "StartDeadlineExceeded"),
         Ending(wrong("env-of-the-operator"), "Failed", "ValidationFailed"),
         Ending(wrong("data-missing"), "Failed", "s3://datasets/no-such-data"),
         Ending(single("no-memory", program=EATS, args=[], worker=small, runPolicy=once), "Failed", "OOMKilled"),
@@ -208,12 +208,13 @@ def endings() -> list[Ending]:
 
 
 def lost_with_its_node(victim: nodes.Machine) -> Ending:
-    """A job that may run on one node alone, which is lost. It waits for that node until its deadline."""
-    policy = {"activeDeadlineSeconds": 75}
-    job = single("nodeless", LONG, worker=only_on(victim.name), runPolicy=policy)
+    """A job that may run on one node alone, which is lost. It waits for that node until it gets a deadline."""
+    job = single("nodeless", LONG, worker=only_on(victim.name))
 
     def lose(lost: Job) -> None:
         trains(lost)
         victim.cut_off()
+        waits(lost, 300)
+        patch(lost, activeDeadlineSeconds=1)
 
     return Ending(job, "Failed", "DeadlineExceeded", lose)
