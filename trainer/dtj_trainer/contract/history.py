@@ -266,8 +266,8 @@ def success_record(
     """
     ended, pod = _in_seconds(time), f"{history.name}-{by}"
     message = f"{history.deciders or pod} ended with exit code 0"
-    artifacts = report.get("artifacts") or {}
-    if not artifacts.get("checkpoint") and not artifacts.get("model"):
+    artifacts = report.get("artifacts")
+    if artifacts is not None and not artifacts.get("checkpoint") and not artifacts.get("model"):
         message += f"; {NOTHING_KEPT}"
 
     def condition(kind: str, reason: str, message: str) -> dict[str, str]:
