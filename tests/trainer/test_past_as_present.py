@@ -45,21 +45,20 @@ PROGRESS = {"step": 7, "totalSteps": 7, "percent": 100.0, "accuracy": 0.5, "expo
 
 async def statuses() -> dict[str, Manifest]:
     """The status of a job of each kind, as the operator writes it."""
-    failed, late, wrong, paused, done = (
+    failed, wrong, paused, done = (
         Recorded(),
-        Recorded(runPolicy={"activeDeadlineSeconds": 5}),
         Recorded(env=[{"name": "DTJ_ATTEMPT", "value": "2"}]),
         Recorded(),
         Recorded(),
     )
-    late.code = paused.code = None
+    paused.code = None
     report = {"progress": PROGRESS, "artifacts": {"uri": "s3://training/jobs/ml/mnist"}}
     done.code, done.message = 0, json.dumps({"exitCode": 0, "recorded": True} | report)
     await paused.until(lambda: paused.phase == "Running")
     suspend(paused, True)
-    for world in (failed, late, wrong, paused, done):
+    for world in (failed, wrong, paused, done):
         await world.rest()
-    found = {"failed": failed, "late": late, "wrong": wrong, "paused": paused, "done": done}
+    found = {"failed": failed, "wrong": wrong, "paused": paused, "done": done}
     return {
         name: json.loads(json.dumps(world.status).replace("mnist", name)) for name, world in found.items()
     }
