@@ -139,8 +139,8 @@ def test_the_history_says_of_each_job_what_its_status_said(jobs: Jobs, victim: n
     together, nodeless = endings(), lost_with_its_node(victim)
     with page(jobs.namespace.name, jobs.history, jobs.environment) as ui:
         applied = {ending.name: jobs.apply(ending) for ending in together}
-        for ending in together:
-            ending.bring(applied[ending.name])
+        with ThreadPoolExecutor(len(together)) as pool:
+            list(pool.map(lambda ending: ending.bring(applied[ending.name]), together))
         said = jobs.wait_for(together, ui)
         nodeless.bring(jobs.apply(nodeless))
         said |= jobs.wait_for([nodeless], ui)
