@@ -231,9 +231,12 @@ def test_a_success_says_what_the_operator_says_of_it() -> None:
 def test_the_next_attempt_ends_a_suspension(phase: str, stays: bool) -> None:
     bucket = Bucket()
     begun(bucket)
-    HistoryWriter(opened(bucket), HISTORY).write_end(record("record", 2, phase))
+    late = HistoryWriter(opened(bucket), HISTORY)
+    assert late.write_end(record("record", 2, phase))
     begun(bucket, 2)
     assert (f"{PREFIX}/end.json" in bucket.objects) is stays
+    # A record pod that comes too late.
+    assert late.write_end(record("record", 2, phase)) is stays
 
 
 def test_a_pod_that_was_overtaken_records_nothing() -> None:

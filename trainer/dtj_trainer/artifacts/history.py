@@ -105,6 +105,9 @@ class HistoryWriter:
     def write_end(self, record: EndRecord) -> bool:
         """Write `end.json`, unless the record there is a later one; return whether it was written. Raises S3Error."""
         content, conditional = _encoded(record), True
+        if is_passing(record) and self._has_begun(record["status"].get("attempt")):
+            log.info("the job is not suspended any more")
+            return False
         for _ in range(TRIES):
             stored, etag = self._read(contract.END_FILE)
             if not replaces(stored_object(stored), record):
@@ -119,6 +122,10 @@ class HistoryWriter:
                 continue
             return True
         raise S3Error(f"{self._store.uri(contract.END_FILE)} is being changed all the time", transient=True)
+
+    def _has_begun(self, attempt: int | None) -> bool:
+        claim, _ = read_claim(self._store, contract.CLAIM_FILE)
+        return claim is not None and attempt is not None and claim.attempt >= attempt
 
     def _run(self, stored: bytes | None, attempt: int | None) -> bytes:
         record = run_record(self._history, stored_object(stored), attempt, now_text())
