@@ -16,6 +16,7 @@ from tests.unit.support.bad_jobs import DIRECTORY, read_bad_job
 
 LONG = "--steps=6000"
 """Five minutes at the stub's own pace."""
+ENDLESS = "--steps=1000000"
 HANGS = """
 import threading
 from dtj_trainer import progress
@@ -200,8 +201,8 @@ def endings() -> list[Ending]:
                "Succeeded", "neither a checkpoint nor a model"),
         Ending(single("done-and-gone"), "Succeeded", "JobSucceeded", goes="TTL"),
         Ending(single("failed-and-gone", "--fail-at=5", runPolicy=once), "Failed", "ApplicationError", goes="TTL"),
-        Ending(single("deleted", LONG), "Running", "JobRunning", trains, "deleted", "no end"),
-        Ending(single("resumed", LONG), "Running", "JobRunning", resumes, "deleted", "no end"),
+        Ending(single("deleted", ENDLESS), "Running", "JobRunning", trains, "deleted", "no end"),
+        Ending(single("resumed", ENDLESS), "Running", "JobRunning", resumes, "deleted", "no end"),
         Ending(single("pending", worker=big), "Pending", "Unschedulable", waits, "deleted", "nothing"),
         Ending(without_artifacts(single("artless")), "Succeeded", "JobSucceeded", past="nothing"),
     ]  # fmt: skip

@@ -79,9 +79,14 @@ class Jobs:
 
         def all_ended() -> bool:
             there = self.see()
-            for ending in waited:
-                if ending.name not in said and is_over(there[ending.name], ending):
-                    said[ending.name] = self.said(ending, ui)
+            over = [one for one in waited if one.name not in said and is_over(there[one.name], one)]
+            if over:
+                listed = dtj("list", "-n", self.namespace.name, environment=self.environment)
+                assert listed.code == 0, listed.err
+                rows = list_parts(listed.out)
+                with ThreadPoolExecutor(AT_ONCE) as pool:
+                    found = pool.map(lambda one: self.said(one, rows[one.name], ui), over)
+                    said.update(zip([one.name for one in over], found, strict=True))
             return len(said) == len(waited)
 
         try:
@@ -91,17 +96,13 @@ class Jobs:
             raise AssertionError("\n\n".join([str(error), *left])) from None
         return said
 
-    def said(self, ending: Ending, ui: Page) -> Said:
-        """Ask for a present job by all ways."""
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            status, listed = pool.map(
-                lambda words: dtj(*words, "-n", self.namespace.name, environment=self.environment),
-                (("status", ending.name), ("list",)),
-            )
-        assert (status.code, listed.code) == (0, 0), f"{status.err}\n{listed.err}"
+    def said(self, ending: Ending, row: Parts, ui: Page) -> Said:
+        """Ask for a present job by the other ways. row: that of `dtj list`."""
+        status = dtj("status", ending.name, "-n", self.namespace.name, environment=self.environment)
+        assert status.code == 0, status.err
         view = ui.get(f"jobs/{self.namespace.name}/{ending.name}")
         assert ending.reason in status.out, f"{ending.name}: {ending.reason} is not in\n{status.out}"
-        parts = status_parts(status.out) | list_parts(listed.out)[ending.name] | page_parts(view)
+        parts = status_parts(status.out) | row | page_parts(view)
         return Said(parts, view["row"]["uid"], self.nodes.get(ending.name, {}))
 
     def remove(self, ending: Ending) -> None:
@@ -142,13 +143,13 @@ def test_the_history_says_of_each_job_what_its_status_said(jobs: Jobs, victim: n
         with ThreadPoolExecutor(len(together)) as pool:
             list(pool.map(lambda ending: ending.bring(applied[ending.name]), together))
         said = jobs.wait_for(together, ui)
+        for ending in together:
+            jobs.remove(ending)
         nodeless.bring(jobs.apply(nodeless))
         said |= jobs.wait_for([nodeless], ui)
         victim.restore()
 
         every = [*together, nodeless]
-        for ending in every:
-            jobs.remove(ending)
         stay = {ending.name for ending in every if ending.goes == "stays"}
         until("the deleted jobs to be gone", lambda: jobs.see().keys() == stay, 180)
         gone = f"dtj.dev/job in ({','.join(one.name for one in every if one.goes != 'stays')})"
