@@ -155,7 +155,8 @@ def evicted(job: Job) -> None:
 
 def starts_again(job: Job) -> None:
     def again() -> bool:
-        return job.status["restarts"]["infrastructure"] == 1 and job.status["phase"] == "Running"
+        status = job.status
+        return bool(status["restarts"]["infrastructure"] == 1 and status["phase"] == "Running")
 
     until(f"{job.name} to run after its loss", again, 240)
 

@@ -172,7 +172,7 @@ def compared(jobs: Jobs, every: list[Ending], said: Mapping[str, Said], ui: Page
     rows = list_parts(listed.out)
     of_page = {row["name"]: row for row in ui.get("past", limit="1000")}
     in_history = {ending.name for ending in every if ending.past != "nothing"}
-    assert (rows.keys(), of_page.keys()) == (in_history, in_history)
+    assert (set(rows), set(of_page)) == (in_history, in_history)
 
     def look(ending: Ending) -> list[str]:
         status = dtj("status", ending.name, "--past", environment=jobs.environment)
