@@ -209,11 +209,11 @@ def without_end(now: Parts, text: str, row: Mapping[str, Any]) -> list[str]:
 
 
 def wrong_nodes(view: Mapping[str, Any], seen: Mapping[str, str], *, by_pod: bool) -> list[str]:
-    """Return the pods that the record names with another node than they had, or that it lacks."""
+    """Return the pods that the record names with another node than they were seen on, or that it lacks."""
     found = {pod["name"]: pod["node"] for pod in view["pods"]}
     wrong = [
-        f"{name} was on {seen.get(name)}, not {node}"
+        f"{name} was on {seen[name]}, not {node}"
         for name, node in found.items()
-        if seen.get(name) != node
+        if seen.get(name, node) != node
     ]
     return wrong if found or by_pod or not seen else [*wrong, f"the record lacks the pods {sorted(seen)}"]
