@@ -31,6 +31,7 @@ from dtj_trainer.artifacts.history import HistoryWriter
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import open_store
 from dtj_trainer.contract.history import (
+    NOTHING_KEPT,
     History,
     IndexEntry,
     end_record,
@@ -38,6 +39,7 @@ from dtj_trainer.contract.history import (
     parsed_index_key,
     replaces,
     run_record,
+    success_record,
 )
 
 UID = "0a1b2c3d-0000-4000-8000-000000000000"
@@ -99,6 +101,9 @@ def test_a_history_comes_back_and_later_fields_are_ignored() -> None:
         ({"uid": None}, "uid must be a string, not null"),
         ({"specDigest": 1}, "specDigest must be a string, not 1"),
         ({"world": True}, "world must be a whole number of at least 0, not true"),
+        ({"workers": -1}, "workers must be a whole number of at least 0, not -1"),
+        ({"deciders": ""}, 'deciders must be a string, not ""'),
+        ({"start": 7}, "start must be a string, not 7"),
         ({"restarts": [1]}, r"restarts must be an object of whole numbers, not \[1\]"),
         ({"created": "today"}, 'created must be a time with a zone, not "today"'),
         ({"created": "2026-11-25T10:00:00"}, "created must be a time with a zone"),
@@ -203,6 +208,35 @@ def test_two_attempts_leave_one_history(conditions: str) -> None:
     ]
     assert CREATED < times[0] <= times[1] <= datetime.fromisoformat(end["time"])
     assert status["conditions"][0]["reason"] == "JobSucceeded"
+
+
+def test_a_success_says_what_the_operator_says_of_it() -> None:
+    told = replace(HISTORY, workers=2, deciders="all 2 workers", start="2026-11-25T09:59:00Z")
+    kept = {"artifacts": {"uri": "s3://b/p", "model": "s3://b/p/model"}}
+    record = success_record(told, "worker-0", 2, "2026-11-25T10:00:00Z", "2026-11-25T11:00:00.5Z", kept)
+    assert record["workers"] == 2
+    assert record["status"]["startTime"] == "2026-11-25T09:59:00Z"
+    assert [(each["type"], each["message"]) for each in record["status"]["conditions"]] == [
+        ("Succeeded", "all 2 workers ended with exit code 0"),
+        ("Recorded", "mnist-worker-0 wrote end.json"),
+    ]
+    bare = success_record(HISTORY, "launcher-0", 1, None, "2026-11-25T11:00:00Z", REPORT)
+    said = bare["status"]["conditions"][0]["message"]
+    assert said == f"mnist-launcher-0 ended with exit code 0; {NOTHING_KEPT}"
+    assert NOTHING_KEPT.endswith(f" {contract.ROOT}")
+    assert "workers" not in bare
+
+
+@pytest.mark.parametrize(("phase", "stays"), [("Suspended", False), ("Failed", True)])
+def test_the_next_attempt_ends_a_suspension(phase: str, stays: bool) -> None:
+    bucket = Bucket()
+    begun(bucket)
+    late = HistoryWriter(opened(bucket), HISTORY)
+    assert late.write_end(record("record", 2, phase))
+    begun(bucket, 2)
+    assert (f"{PREFIX}/end.json" in bucket.objects) is stays
+    # A record pod that comes too late.
+    assert late.write_end(record("record", 2, phase)) is stays
 
 
 def test_a_pod_that_was_overtaken_records_nothing() -> None:

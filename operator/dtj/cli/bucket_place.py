@@ -75,7 +75,7 @@ class BucketPlace:
                 return PastJob(entry, self._artifacts.uri, read_end(end, uid))
             except Unreadable as error:
                 return PastJob(entry, self._artifacts.uri, fault=str(error))
-        return PastJob(entry, self._artifacts.uri)
+        return PastJob(entry, self._artifacts.uri, last_sign=self._last_sign)
 
     def job(self) -> DistributedTrainingJob:
         """See `Place.job`. Without a recorded end, the status has what else the bucket shows."""

@@ -67,6 +67,8 @@ def _ended(job: PastJob) -> str:
         return UNKNOWN
     if job.fault:
         return job.fault
+    if job.end:
+        return f"recorded {written(job.end.time)}"
     return f"last sign {written(job.last_sign)}" if job.last_sign else "no sign"
 
 

@@ -133,10 +133,11 @@ class PastJob:
 
     @property
     def ended(self) -> datetime | None:
-        """When the job ended; None if no end is recorded."""
+        """When the job ended; None if no end is recorded, as of a suspended job."""
         if completed := self.status.completion_time:
             return datetime.fromisoformat(completed)
-        return None if self.end is None or self.present is not None else self.end.time
+        recorded = self.end is not None and self.present is None and self.status.finished
+        return self.end.time if self.end is not None and recorded else None
 
     @property
     def seconds(self) -> float | None:

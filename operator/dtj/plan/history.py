@@ -6,6 +6,7 @@ import hashlib
 import json
 
 from dtj.api.job import Job, written
+from dtj.api.names import pod_name, together
 from dtj_trainer import contract
 
 
@@ -22,6 +23,9 @@ def history_of(job: Job) -> contract.History | None:
         strategy=job.spec.strategy,
         world=_world(job),
         restarts=job.status.restarts.model_dump(by_alias=True, exclude_none=True),
+        workers=worker.replicas if (worker := job.spec.replica_specs.worker) else None,
+        deciders=_deciders(job),
+        start=job.status.start_time,
     )
 
 
@@ -35,6 +39,16 @@ def spec_digest(job: Job) -> str:
     """Return the SHA-256 of the job's spec as JSON with sorted keys and without spaces, in hex."""
     text = json.dumps(written(job)["spec"], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _deciders(job: Job) -> str | None:
+    """Return the pods whose success is the job's success, in the words of the condition Succeeded."""
+    deciding = job.rules.names(lambda role: role.decides)
+    if not deciding:
+        return None
+    given = job.spec.replica_specs.given().get(deciding[0])
+    count = given.replicas if given and job.rules.roles[deciding[0]].all_decide else 1
+    return together([pod_name(job.name, deciding[0], index) for index in range(max(count, 1))])
 
 
 def _world(job: Job) -> int:

@@ -41,6 +41,8 @@ class PlanCache:
             node_failures=job.status.node_failures,
             ssh_secret=job.status.ssh_secret,
             restarts=job.status.restarts,
+            # The first attempt begins with the job: its plan does not change when the status gets the time.
+            start_time=job.status.start_time if job.status.current_attempt > 1 else None,
         )
         job = replace(job, status=status)
         needed = vars(job)

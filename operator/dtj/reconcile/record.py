@@ -20,7 +20,7 @@ from dtj.reconcile.refusal import Refused, make
 from dtj.reconcile.snapshot import Snapshot
 from dtj.reconcile.view import Key, OwnedRecord, controller_uid
 from dtj.status.decision import Decision
-from dtj.status.record import RecordPod, Refusal, recording
+from dtj.status.record import RecordPod, Refusal, as_recorded, recording
 from dtj.status.times import written_time
 from dtj_trainer.contract.history import RecordedPod
 
@@ -148,7 +148,9 @@ class Recorder:
         time, before = written_time(seen.now), memory.no_record
         since = before.since if before else time
         try:
-            await make(cluster, job, self._build(job, status, pods, time))
+            # The record says of itself that it is written, as the stored status does once the pod has succeeded.
+            written = as_recorded(job, status, _name(job, status), seen.now)
+            await make(cluster, job, self._build(job, written, pods, time))
         except Refused as refused:
             memory.no_record = Refusal(refused.obstacle[1], since, lasting=refused.invalid)
         except ApiError as error:

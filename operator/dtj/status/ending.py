@@ -18,9 +18,8 @@ from dtj.status.observed import Expected, Observed
 from dtj.status.pods import Exit, PodView
 from dtj.status.termination import read_termination, reported
 from dtj.status.times import seconds_since, written_time
-from dtj_trainer.contract import END_FILE, ROOT
-
-_NOTHING_KEPT = f"the program left neither a checkpoint nor a model below {ROOT}"
+from dtj_trainer.contract import END_FILE
+from dtj_trainer.contract.history import NOTHING_KEPT
 
 
 def _is_nothing_kept(ends: Iterable[Exit], artifacts: ArtifactsStatus | None) -> bool:
@@ -63,8 +62,10 @@ def after_training(
     # The reporting pod may no longer exist when the evaluator ends.
     nothing_kept = _is_nothing_kept(ends, artifacts) or draft.job.status.nothing_kept
     if nothing_kept:
-        message += f"; {_NOTHING_KEPT}"
-    if any(read.get("recorded") for end in ends if (read := read_termination(end)) is not None):
+        message += f"; {NOTHING_KEPT}"
+    recorded = any(read.get("recorded") for end in ends if (read := read_termination(end)) is not None)
+    # A pod that ran on while other replicas started again was not told of these restarts.
+    if recorded and all(expected.attempts[name] == draft.attempt for name in expected.tells_the_end):
         said = f"{together(expected.tells_the_end)} wrote {END_FILE}"
         draft.set(ConditionType.RECORDED, True, Reason.END_RECORDED, said)
     timeout = expected.evaluator_timeout

@@ -88,6 +88,12 @@ def recording(
     return _by_pod(job, decision, pod, refusal, now)
 
 
+def as_recorded(job: Job, status: JobStatus, pod: str, now: datetime) -> JobStatus:
+    """Return the status that a job has when its record pod of this name has written the record."""
+    reason = Reason.END_RECORDED if status.finished else Reason.SUSPENSION_RECORDED
+    return _with(job, status, reason, _wrote(pod), now)
+
+
 def _ended(
     job: Job, decision: Decision, pod: RecordPod | None, refusal: Refusal | None, now: datetime
 ) -> Recording:
@@ -130,13 +136,17 @@ def _by_pod(
         return Recording(decision, wanted=True)
     if pod.succeeded:
         reason = Reason.END_RECORDED if status.finished else Reason.SUSPENSION_RECORDED
-        return done(reason, f"{pod.name} wrote {END_FILE}")
+        return done(reason, _wrote(pod.name))
     if pod.fault is not None:
         return done(Reason.RECORD_REFUSED, f"{pod.name}: {pod.fault}")
     left = POD_SECONDS - seconds_since(pod.created, now)
     if left <= 0:
         return done(Reason.RECORD_GIVEN_UP, f"{pod.name} has not ended in {POD_SECONDS:.0f} s")
     return Recording(_soon(decision, left), wanted=not pod.lost)
+
+
+def _wrote(pod: str) -> str:
+    return f"{pod} wrote {END_FILE}"
 
 
 def _is_about(status: JobStatus, attempt: int) -> bool:

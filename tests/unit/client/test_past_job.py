@@ -43,6 +43,13 @@ def test_the_strategy_is_shown_where_the_record_leaves_no_doubt(
     assert read_end(json.dumps(content).encode(), entry().uid).strategy == strategy
 
 
+def test_a_suspended_job_has_not_ended() -> None:
+    content = end(entry(), "Suspended")
+    del content["status"]["completionTime"]
+    past = PastJob(entry(), "s3://b/jobs/ml/mnist-0", read_end(json.dumps(content).encode(), entry().uid))
+    assert (past.ended, past.seconds) == (None, None)
+
+
 def test_a_record_without_a_job_file_still_makes_a_job() -> None:
     content = end(entry(), "Failed") | {"strategy": "Later", "workers": 4}
     content["status"]["restarts"]["application"] = 2**80

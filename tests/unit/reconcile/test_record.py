@@ -73,6 +73,11 @@ def end_in(pod: Manifest) -> dict[str, Any]:
     return found
 
 
+def conditions(status: Manifest) -> dict[str, tuple[str, str, str]]:
+    """Status, reason and message of each condition."""
+    return {each["type"]: (each["status"], each["reason"], each["message"]) for each in status["conditions"]}
+
+
 # --- a success ---------------------------------------------------------------------------------------
 
 
@@ -103,6 +108,31 @@ async def test_a_success_that_no_pod_recorded_gets_a_record_pod() -> None:
     assert world.record_pods() == []
 
 
+async def test_a_pod_that_ran_on_while_others_started_again_does_not_record_the_success_alone() -> None:
+    world = Recorded(
+        strategy="ParameterServer",
+        replicaSpecs={"worker": {"replicas": 1}, "ps": {"replicas": 1}},
+        runPolicy={"backoffLimit": 1},
+    )
+    ended = json.dumps({"exitCode": 0, "recorded": True})
+
+    def program(pod: Manifest, ran: int) -> Ending | None:
+        labels = pod["metadata"]["labels"]
+        if labels["dtj.dev/role"] == "worker":
+            return (3, "") if ran >= 2 and labels["dtj.dev/attempt"] == "1" else None
+        return (0, ended) if labels["dtj.dev/role"] == "chief" and world.code == 0 else None
+
+    world.kubelet.program = program
+    await world.until(lambda: world.phase == "Running" and world.status["restarts"]["application"] == 1)
+    world.code = 0
+    await world.rest()
+    assert (world.phase, world.recorded) == ("Succeeded", ("True", "EndRecorded"))
+    assert world.status["restarts"]["application"] == 1
+    assert world.cluster.pod("mnist-chief-0")["metadata"]["labels"]["dtj.dev/attempt"] == "1"
+    (pod,) = world.made
+    assert end_in(pod)["status"]["restarts"]["application"] == 1
+
+
 # --- other ends --------------------------------------------------------------------------------------
 
 
@@ -125,6 +155,8 @@ async def test_a_failure_is_recorded_with_the_status_and_the_nodes() -> None:
     assert end["pods"][0]["name"] == "mnist-launcher-0"
     assert world.record_pods() == []
     assert world.status["replicaStatuses"].keys() == {"launcher", "worker"}
+    assert conditions(end["status"]) == conditions(world.status)
+    assert end["workers"] == 2
     world.cluster.calls.clear()
     await world.rest()
     assert world.cluster.calls == []
@@ -309,6 +341,7 @@ async def test_a_suspension_that_lasts_is_recorded_and_so_is_the_end_that_follow
     assert world.cluster.now - began >= timedelta(seconds=60)
     await world.rest()
     assert end_in(world.made[0])["status"]["phase"] == "Suspended"
+    assert conditions(end_in(world.made[0])["status"]) == conditions(world.status)
     assert (len(world.made), world.record_pods()) == (1, [])
 
     world.code = 3

@@ -17,6 +17,7 @@ from dtj_trainer.artifacts.store import ABSENT, Store
 from dtj_trainer.clock import now_text
 from dtj_trainer.contract.history import (
     begun_at,
+    is_passing,
     replaces,
     run_record,
     stored_object,
@@ -46,7 +47,10 @@ class HistoryWriter:
         self._refused = False
 
     def begin(self, fence: Fence) -> None:
-        """Record that an attempt begins, and put the job into the index. Raises Superseded."""
+        """Record that an attempt begins, and put the job into the index. Raises Superseded.
+
+        The record of a suspension before this attempt is deleted: the job is not suspended any more.
+        """
         try:
             stored, etag = self._read(contract.RUN_FILE)
             content = self._run(stored, fence.attempt)
@@ -56,6 +60,8 @@ class HistoryWriter:
 
             put_fenced(self._store, fence, contract.RUN_FILE, etag, put)
             self.write_index()
+            if fence.attempt > 1 and is_passing(stored_object(self._read(contract.END_FILE)[0])):
+                self._store.delete([contract.END_FILE])
         except Superseded:
             raise
         except S3Error as error:
@@ -99,6 +105,9 @@ class HistoryWriter:
     def write_end(self, record: EndRecord) -> bool:
         """Write `end.json`, unless the record there is a later one; return whether it was written. Raises S3Error."""
         content, conditional = _encoded(record), True
+        if is_passing(record) and self._has_begun(record["status"].get("attempt")):
+            log.info("the job is not suspended any more")
+            return False
         for _ in range(TRIES):
             stored, etag = self._read(contract.END_FILE)
             if not replaces(stored_object(stored), record):
@@ -113,6 +122,10 @@ class HistoryWriter:
                 continue
             return True
         raise S3Error(f"{self._store.uri(contract.END_FILE)} is being changed all the time", transient=True)
+
+    def _has_begun(self, attempt: int | None) -> bool:
+        claim, _ = read_claim(self._store, contract.CLAIM_FILE)
+        return claim is not None and attempt is not None and claim.attempt >= attempt
 
     def _run(self, stored: bytes | None, attempt: int | None) -> bytes:
         record = run_record(self._history, stored_object(stored), attempt, now_text())

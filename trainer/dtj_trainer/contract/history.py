@@ -27,6 +27,9 @@ ENV_END = "DTJ_END"
 RECORD_POD = "record"
 """`by` of an END_FILE that a record pod wrote."""
 
+NOTHING_KEPT = "the program left neither a checkpoint nor a model below /dtj"
+"""What the condition Succeeded of a job says whose bucket has neither."""
+
 _LATEST = 9_999_999_999
 # No Kubernetes name contains an underscore.
 _KEY = re.compile(
@@ -112,6 +115,8 @@ class EndRecord(TypedDict):
     strategy: str
     world: int
     """As in RUN_FILE, so that a list of jobs takes one request a job."""
+    workers: NotRequired[int]
+    """The number of workers; absent for a job that has none."""
     pods: list[RecordedPod]
     podsLeftOut: NotRequired[int]
     """The number of pods that the list has no room for."""
@@ -132,6 +137,12 @@ class History:
     world: int
     restarts: Mapping[str, int] = field(default_factory=dict)
     """`status.restarts` at the begin of the attempt."""
+    workers: int | None = None
+    """The number of workers; None for a job without workers."""
+    deciders: str | None = None
+    """The pods whose success is the job's success, in words; None: the pod that records it."""
+    start: str | None = None
+    """`status.startTime` at the begin of the attempt; None for the first attempt."""
 
     @property
     def prefix(self) -> str:
@@ -145,7 +156,8 @@ class History:
 
     def to_json(self) -> str:
         """Return these fields as JSON, the value of the variable ENV_HISTORY."""
-        return json.dumps({_FIELDS[name]: value for name, value in vars(self).items()}, sort_keys=True)
+        given = {_FIELDS[name]: value for name, value in vars(self).items() if value is not None}
+        return json.dumps(given, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> History:
@@ -157,14 +169,15 @@ class History:
         if not isinstance(content, dict):
             raise ValueError("not a JSON object")
         texts = dict[str, str]()
-        for name in _FIELDS.keys() - {"world", "restarts"}:
+        for name in _FIELDS.keys() - {"world", "restarts", "workers"}:
             value = content.get(_FIELDS[name])
+            if value is None and name in _OPTIONAL:
+                continue
             if not isinstance(value, str) or not value:
                 raise ValueError(f"{_FIELDS[name]} must be a string, not {json.dumps(value)}")
             texts[name] = value
-        world, restarts = content.get("world"), content.get("restarts") or {}
-        if type(world) is not int or world < 0:
-            raise ValueError(f"world must be a whole number of at least 0, not {json.dumps(world)}")
+        world, restarts = _whole(content, "world"), content.get("restarts") or {}
+        workers = None if content.get("workers") is None else _whole(content, "workers")
         if not isinstance(restarts, dict) or not all(type(count) is int for count in restarts.values()):
             raise ValueError(f"restarts must be an object of whole numbers, not {json.dumps(restarts)}")
         try:
@@ -173,7 +186,7 @@ class History:
             zone = None
         if zone is None:
             raise ValueError(f"created must be a time with a zone, not {json.dumps(content['created'])}")
-        return cls(world=world, restarts=restarts, **texts)
+        return cls(world=world, workers=workers, restarts=restarts, **texts)
 
 
 _FIELDS = {
@@ -185,7 +198,18 @@ _FIELDS = {
     "strategy": "strategy",
     "world": "world",
     "restarts": "restarts",
+    "workers": "workers",
+    "deciders": "deciders",
+    "start": "start",
 }
+_OPTIONAL = ("deciders", "start")
+
+
+def _whole(content: Mapping[str, Any], name: str) -> int:
+    value = content.get(name)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} must be a whole number of at least 0, not {json.dumps(value)}")
+    return value
 
 
 def stored_object(content: bytes | None) -> dict[str, Any]:
@@ -237,27 +261,36 @@ def success_record(
 ) -> EndRecord:
     """Return the END_FILE of a job that has just succeeded, by what its deciding pod knows.
 
-    by: `<role>-<index>` of the pod. begun: when the first attempt began. time: RFC 3339. report: the pod's last
-    progress and artifacts.
+    by: `<role>-<index>` of the pod. begun: when the first attempt began; the start in `history` takes precedence.
+    time: RFC 3339. report: the pod's last progress and artifacts.
     """
-    ended = _in_seconds(time)
+    ended, pod = _in_seconds(time), f"{history.name}-{by}"
+    message = f"{history.deciders or pod} ended with exit code 0"
+    artifacts = report.get("artifacts")
+    if artifacts is not None and not artifacts.get("checkpoint") and not artifacts.get("model"):
+        message += f"; {NOTHING_KEPT}"
+
+    def condition(kind: str, reason: str, message: str) -> dict[str, str]:
+        return {
+            "type": kind,
+            "status": "True",
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": ended,
+        }
+
     status: dict[str, Any] = {
         "phase": "Succeeded",
         "conditions": [
-            {
-                "type": "Succeeded",
-                "status": "True",
-                "reason": "JobSucceeded",
-                "message": f"{history.name}-{by} ended with exit code 0",
-                "lastTransitionTime": ended,
-            }
+            condition("Succeeded", "JobSucceeded", message),
+            condition("Recorded", "EndRecorded", f"{pod} wrote {END_FILE}"),
         ],
         "attempt": attempt,
         "restarts": dict(history.restarts),
         "completionTime": ended,
     }
-    if begun is not None:
-        status["startTime"] = _in_seconds(begun)
+    if (start := history.start or begun) is not None:
+        status["startTime"] = _in_seconds(start)
     status |= {name: report[name] for name in ("progress", "artifacts") if report.get(name)}
     return end_record(history, by, time, [], status)
 
@@ -274,7 +307,7 @@ def end_record(
     history: History, by: str, time: str, pods: Sequence[RecordedPod], status: Mapping[str, Any]
 ) -> EndRecord:
     """Return the content of END_FILE. time: RFC 3339."""
-    return {
+    record: EndRecord = {
         "version": VERSION,
         "uid": history.uid,
         "time": time,
@@ -284,6 +317,13 @@ def end_record(
         "pods": list(pods),
         "status": dict(status),
     }
+    return record if history.workers is None else {**record, "workers": history.workers}
+
+
+def is_passing(stored: Mapping[str, Any]) -> bool:
+    """Return whether a stored END_FILE has a state that the next attempt ends, such as a suspension."""
+    status = stored.get("status")
+    return isinstance(status, dict) and status.get("phase") not in _ENDED
 
 
 def replaces(stored: Mapping[str, Any], record: EndRecord) -> bool:
