@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -19,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.conftest import BUCKET, ObjectStore, until
+from tests import ui_program
+from tests.trainer.conftest import BUCKET, ObjectStore
 from tests.unit.support import past_jobs
 from tests.unit.support.http_cluster import HttpCluster, http_cluster
 from tests.unit.support.jobs import manifest
@@ -220,7 +218,9 @@ def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator
             fill(cluster, store.environment)
             fill_history(history, store.environment)
         write_kubeconfig(folder / "config", cluster.url)
-        with _program(folder, store, history) as address:
+        environment = {**os.environ, **store.environment, "KUBECONFIG": str(folder / "config")}
+        environment |= {"XDG_CACHE_HOME": str(folder), "DTJ_ARTIFACTS": history}
+        with ui_program.running(folder, environment) as address:
             yield Ui(address, cluster)
     finally:
         loop.call_soon_threadsafe(ended.set)
@@ -229,29 +229,3 @@ def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-
-
-@contextmanager
-def _program(folder: Path, store: ObjectStore, history: str) -> Iterator[str]:
-    environment = {**os.environ, **store.environment, "KUBECONFIG": str(folder / "config")}
-    environment |= {"XDG_CACHE_HOME": str(folder), "DTJ_ARTIFACTS": history}
-    log = folder / "ui.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from dtj.cli.main import main; main()", "ui", "--no-browser"],
-            env=environment,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-
-        def address() -> str | None:
-            if process.poll() is not None:
-                raise AssertionError(f"dtj ui ended with {process.returncode}: {log.read_text()}")
-            found = re.search(r"^dtj ui: (http\S+)$", log.read_text(), re.MULTILINE)
-            return found[1] if found else None
-
-        yield until(address, "dtj ui prints its address", 60)
-    finally:
-        process.terminate()
-        process.wait()
