@@ -11,7 +11,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -218,9 +218,7 @@ def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator
             fill(cluster, store.environment)
             fill_history(history, store.environment)
         write_kubeconfig(folder / "config", cluster.url)
-        environment = {**os.environ, **store.environment, "KUBECONFIG": str(folder / "config")}
-        environment |= {"XDG_CACHE_HOME": str(folder), "DTJ_ARTIFACTS": history}
-        with ui_program.running(folder, environment) as address:
+        with _program(folder, store, history) as address:
             yield Ui(address, cluster)
     finally:
         loop.call_soon_threadsafe(ended.set)
@@ -229,3 +227,9 @@ def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+def _program(folder: Path, store: ObjectStore, history: str) -> AbstractContextManager[str]:
+    environment = {**os.environ, **store.environment, "KUBECONFIG": str(folder / "config")}
+    environment |= {"XDG_CACHE_HOME": str(folder), "DTJ_ARTIFACTS": history}
+    return ui_program.running(folder, environment)
