@@ -51,6 +51,8 @@ class Ui:
     address: str
     """What it printed."""
     cluster: HttpCluster
+    history: str
+    """The `artifacts.uri` of the jobs of the past."""
 
     @property
     def origin(self) -> str:
@@ -219,7 +221,7 @@ def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator
             fill_history(history, store.environment)
         write_kubeconfig(folder / "config", cluster.url)
         with _program(folder, store, history) as address:
-            yield Ui(address, cluster)
+            yield Ui(address, cluster, history)
     finally:
         loop.call_soon_threadsafe(ended.set)
         if stop:

@@ -134,14 +134,14 @@ def summarise(run: Run) -> Summary:
         left_out=run.left_out,
         skipped=_skipped(run.rows),
         gpus=_has_gpus(run),
-        rank_steps=_rank_steps(run),
+        rank_steps=rank_steps(run.rows),
     )
 
 
-def _rank_steps(run: Run) -> list[RankSteps]:
+def rank_steps(rows: Sequence[Row]) -> list[RankSteps]:
     """Return the `stepTimes` of the last `end` row. Leave out entries that are not as the trainer writes them."""
-    rows = [row for row in run.rows if row.kind == "end"]
-    entries = rows[-1].values.get("stepTimes") if rows else None
+    ends = [row for row in rows if row.kind == "end"]
+    entries = ends[-1].values.get("stepTimes") if ends else None
     if not isinstance(entries, list):
         return []
     figures = []

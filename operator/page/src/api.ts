@@ -114,6 +114,11 @@ export function keyOf(row: JobRow): JobKey {
   return { namespace: row.namespace, name: row.name, uid: row.past ? row.uid : undefined };
 }
 
+/** Whether a job has a bucket. A job of the past was found in one. */
+export function hasBucket(view: JobView): boolean {
+  return view.row.past || view.artifacts !== null;
+}
+
 /** The path of a job in the API, or of something of the job. */
 export function jobPath(job: JobKey, words: string[] = [], query: Record<string, string> = {}): string {
   const path = ["jobs", job.namespace, job.name, ...words].map(encodeURIComponent).join("/");

@@ -1,13 +1,15 @@
-/** One job: its state in words, failure, curves, pods, events, output, files and YAML. */
+/** One job: its state in words, failure, ranks, curves, pods, events, output, files and YAML. */
 
 import { useMemo, useState } from "preact/hooks";
 import { Actions } from "./actions";
-import { download, jobPath, keyOf, Refused } from "./api";
+import { download, hasBucket, jobPath, keyOf, Refused } from "./api";
 import { bytes, NONE, number, since } from "./format";
 import { Logs } from "./logs";
-import { Command, Head, Phase, Problem, ProgressBar, Table, Title } from "./parts";
+import { Command, copyLine, Head, Phase, Problem, ProgressBar, Table, Title } from "./parts";
 import { Plot } from "./plot";
 import { usePolled } from "./polled";
+import { Ranks } from "./ranks";
+import { Stacks } from "./stacks";
 import type { Artifact, Curves, JobKey, JobView } from "./api";
 
 const MOST_DOWNLOAD = 256 * 1024 * 1024;
@@ -74,6 +76,8 @@ function Shown({ view, changed }: { view: JobView; changed: () => void }) {
           <Command command={serve.command} />
         </>
       )}
+      <Ranks view={view} />
+      <Stacks view={view} />
       <CurvesOf view={view} />
       <h2>Pods</h2>
       <Pods view={view} />
@@ -92,7 +96,7 @@ function Shown({ view, changed }: { view: JobView; changed: () => void }) {
 /** Curves of a running job are asked for less often than its state: the file grows with the training. */
 function CurvesOf({ view }: { view: JobView }) {
   const { ended } = view.row;
-  const path = view.artifacts ? jobPath(keyOf(view.row), ["curves"]) : null;
+  const path = hasBucket(view) ? jobPath(keyOf(view.row), ["curves"]) : null;
   const { data, problem } = usePolled<Curves>(path, ended ? 0 : 10);
   const groups = useMemo(() => grouped(data), [data]);
   if (!path) return null;
@@ -203,7 +207,7 @@ function Files({ view }: { view: JobView }) {
                       Save
                     </button>
                   ) : (
-                    <code>{command?.replace(" ls ", " cp ").replace(/( -n .*)?$/, ` ${file.key} .$1`)}</code>
+                    <code>{copyLine(command, file.key, ".")}</code>
                   )}
                 </td>
               </tr>

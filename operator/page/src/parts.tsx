@@ -76,6 +76,13 @@ export function Command({ command }: { command: string }) {
   );
 }
 
+/** The line that copies a file of a job. list: the line that lists its files; to: a folder, or `-` for the terminal. */
+export function copyLine(list: string, key: string, to: string): string {
+  const word = /^[\w@%+=:,./-]+$/.test(key) ? key : `'${key.replaceAll("'", `'"'"'`)}'`;
+  const [, begin, end = ""] = /^(.*?)( -n .*)?$/.exec(list.replace(" ls ", " cp ")) ?? [];
+  return `${begin} ${word} ${to}${end}`;
+}
+
 /** The heading of a page. It takes the focus, so that a screen reader begins there. */
 export function Title({ children }: { children: ComponentChildren }) {
   const heading = useRef<HTMLHeadingElement>(null);

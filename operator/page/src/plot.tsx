@@ -14,14 +14,28 @@ export interface Line {
 const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const HEIGHT = 220;
+/** Pixels for the texts beside the axis. */
+const WIDE = 80;
 
-/** restarts: steps at which an attempt after the first began. */
-export function Plot({ title, lines, restarts }: { title: string; lines: Line[]; restarts: number[] }) {
+interface Drawing {
+  title: string;
+  lines: Line[];
+  /** Where on the axis an attempt after the first began. */
+  restarts: number[];
+  /** What the curves' `steps` are, and one of them. */
+  over?: { axis: string; head: string };
+  /** A value as text. */
+  shown?: (value: number | null | undefined) => string;
+}
+
+const STEPS = { axis: "steps", head: "Step" };
+
+export function Plot({ title, lines, restarts, over = STEPS, shown = number }: Drawing) {
   const frame = useRef<HTMLDivElement>(null);
   useEffect(() => {
     const element = frame.current;
     if (!element) return;
-    const draw = () => drawn(element, lines, restarts);
+    const draw = () => drawn(element, lines, restarts, shown);
     let plot = draw();
     const sized = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: HEIGHT }));
     sized.observe(element);
@@ -36,13 +50,13 @@ export function Plot({ title, lines, restarts }: { title: string; lines: Line[];
       sized.disconnect();
       plot.destroy();
     };
-  }, [lines, restarts]);
+  }, [lines, restarts, shown]);
   return (
     <section class="plot">
       <h3>{title}</h3>
-      <div ref={frame} role="img" aria-label={`${title} over steps; the table below has the last values`} />
+      <div ref={frame} role="img" aria-label={`${title} over ${over.axis}; the table below has the last values`} />
       <Table label={`Last values of ${title}`}>
-        <Head names={["Curve", "Step", "Last", "Least", "Greatest"]} />
+        <Head names={["Curve", over.head, "Last", "Least", "Greatest"]} />
         <tbody>
           {lines.map(({ label, curve }, place) => (
             <tr key={label}>
@@ -50,9 +64,9 @@ export function Plot({ title, lines, restarts }: { title: string; lines: Line[];
                 <span class={`swatch line-${(place % COLOURS.length) + 1}`} aria-hidden="true" /> {label}
               </th>
               <td>{number(curve.steps.at(-1))}</td>
-              <td>{number(curve.values.at(-1))}</td>
-              <td>{number(least(curve.values))}</td>
-              <td>{number(-least(curve.values.map((value) => -value)))}</td>
+              <td>{shown(curve.values.at(-1))}</td>
+              <td>{shown(least(curve.values))}</td>
+              <td>{shown(-least(curve.values.map((value) => -value)))}</td>
             </tr>
           ))}
         </tbody>
@@ -65,7 +79,7 @@ function least(values: number[]): number {
   return values.reduce((a, b) => Math.min(a, b), Infinity);
 }
 
-function drawn(element: HTMLElement, lines: Line[], restarts: number[]): uPlot {
+function drawn(element: HTMLElement, lines: Line[], restarts: number[], shown: Drawing["shown"] = number): uPlot {
   const style = getComputedStyle(element);
   const [ink, edge] = [style.getPropertyValue("--ink"), style.getPropertyValue("--grid")];
   const data = uPlot.join(lines.map(({ curve }) => inOrder(curve)));
@@ -76,7 +90,7 @@ function drawn(element: HTMLElement, lines: Line[], restarts: number[]): uPlot {
       height: HEIGHT,
       legend: { show: false },
       scales: { x: { time: false } },
-      axes: [axis, axis],
+      axes: [axis, shown === number ? axis : { ...axis, size: WIDE, values: (_, ticks) => ticks.map((tick) => shown(tick)) }],
       series: [
         {},
         ...lines.map(({ label }, place) => ({
