@@ -50,7 +50,11 @@ def _put_samples(store: Store) -> None:
         for rank in range(_RANKS):
             lines = [json.dumps(line) for line in _lines(rank, attempt, minutes)]
             if rank == 0:
-                lines += ['{"pod": "worker-0", "sec', json.dumps({"pod": HOSTILE, "seconds": 1, "time": 7}), ""]
+                lines += [
+                    '{"pod": "worker-0", "sec',
+                    json.dumps({"pod": HOSTILE, "seconds": 1, "time": 7}),
+                    "",
+                ]
             key = f"utilisation/attempt-{attempt}/worker-{rank}.jsonl"
             # In segments, as a pod uploads them.
             middle = len(lines) // 2

@@ -77,20 +77,23 @@ function OneDump({ dump, choose }: { dump: Dump; choose: (file: StackFile) => vo
       <ul class="findings">
         {dump.groups.map((group) => (
           <li key={group.where ?? ""}>
-            {rankNames(group.ranks)} {group.ranks.length === 1 ? "stands in" : "stand in"}{" "}
-            {group.where === null ? "a place that is not known" : <code>{group.where}</code>}
+            {rankNames(group.ranks)}{" "}
+            {group.where === null ? (
+              "left no stack"
+            ) : (
+              <>
+                {group.ranks.length === 1 ? "stands in" : "stand in"} <code>{group.where}</code>
+              </>
+            )}
           </li>
         ))}
       </ul>
       <Table label={`Stacks of ${title}`}>
-        <Head names={["Rank", "Stands in", "Called from", "Size", "Stacks"]} />
+        <Head names={["Rank", "Stacks", "Stands in", "Called from", "Size"]} />
         <tbody>
           {dump.files.map((file) => (
             <tr key={file.file}>
               <th scope="row">{rankName(file.rank)}</th>
-              <td>{file.where ?? "no stack in the file"}</td>
-              <td>{file.calledFrom ?? NONE}</td>
-              <td>{bytes(file.size)}</td>
               <td>
                 <button
                   type="button"
@@ -101,6 +104,9 @@ function OneDump({ dump, choose }: { dump: Dump; choose: (file: StackFile) => vo
                   Show
                 </button>
               </td>
+              <td>{file.where ?? "no stack in the file"}</td>
+              <td>{file.calledFrom ?? NONE}</td>
+              <td>{bytes(file.size)}</td>
             </tr>
           ))}
         </tbody>

@@ -1,6 +1,6 @@
 /** The strip of each rank: when it was there, and how busy. */
 
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { bytes, NONE, number } from "./format";
 import { Head, Table } from "./parts";
 import { clock, rankName, shown } from "./usage";
@@ -104,8 +104,11 @@ interface StripOf {
 
 function Strip({ row, data, cells, full, withDay }: StripOf) {
   const width = row.present.length;
-  const there = row.present.map((each, cell) => (each ? box(cell, HEIGHT) : "")).join("");
-  const busy = cells.map((each, cell) => (each ? box(cell, (HEIGHT * Math.min(each, full)) / full) : "")).join("");
+  const there = useMemo(() => row.present.map((each, cell) => (each ? box(cell, HEIGHT) : "")).join(""), [row]);
+  const busy = useMemo(
+    () => cells.map((each, cell) => (each ? box(cell, (HEIGHT * Math.min(each, full)) / full) : "")).join(""),
+    [cells, full],
+  );
   return (
     <svg role="img" aria-label={presence(row, withDay)} viewBox={`0 0 ${width} ${HEIGHT}`} preserveAspectRatio="none">
       <path class="there" d={there} />

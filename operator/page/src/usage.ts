@@ -94,5 +94,5 @@ export function shown(unit: string): (value: number | null | undefined) => strin
   if (unit === "share") return (value) => (typeof value === "number" ? `${number(value * 100, 3)} %` : number(value));
   if (unit === "bytes") return (value) => (typeof value === "number" ? bytes(value) : number(value));
   if (unit === "bytes/s") return (value) => (typeof value === "number" ? `${bytes(value)}/s` : number(value));
-  return (value) => number(value, 3);
+  return (value) => (typeof value === "number" ? value.toFixed(2) : number(value));
 }
