@@ -222,6 +222,35 @@ def test_the_index_is_looked_at_a_day_back_and_wholly_once_a_day(job_store: Stor
     assert names(jobs(uri, by_name)) == ["a", "late", "waited"]
 
 
+def test_options_cost_a_request_for_each_job_and_none_once_it_has_ended(
+    job_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, lost, bare = entries = [entry(number) for number in range(3)]
+    put(job_store, ended, end(ended))
+    put(job_store, lost, None)
+    put(job_store, bare, end(bare))
+    hostile = "--note=" + "x" * 1000
+    for each, args in ((ended, ["--lr=0.1", "--api-key=k"]), (lost, [hostile])):
+        job_store.put_bytes(f"{each.prefix}/job.yaml", json.dumps({"spec": {"args": args}}).encode())
+    jobs(job_store.location.uri)
+    for first in (True, False):
+        with counted_requests(monkeypatch) as requests, History(job_store.location.uri) as history:
+            options = history.options(entries)
+        assert options[ended.uid] == {"lr": "0.1", "api-key": "(hidden)"}
+        assert options[lost.uid] == {"note": "x" * 500}
+        assert options[bare.uid] == {}
+        asked = [each.uid for each in entries if any(each.prefix in request for request in requests)]
+        assert asked == ([each.uid for each in entries] if first else [lost.uid])
+
+
+@pytest.mark.parametrize("content", [b"", b"- a", b"spec: 1", b"spec: {args: 3}", b"a: &a [*a]", b"\xff\x00"])
+def test_a_job_file_that_can_not_be_read_has_no_options(job_store: Store, content: bytes) -> None:
+    put(job_store, entry(), end(entry()))
+    job_store.put_bytes(f"{entry().prefix}/job.yaml", content)
+    with History(job_store.location.uri) as history:
+        assert history.options([entry()]) == {entry().uid: {}}
+
+
 def test_other_objects_in_the_index_are_left_out(job_store: Store) -> None:
     put(job_store, entry(), end(entry()))
     for key in ("_index/README", "_index/00_a_b_c", "_index/9999999999_.._a_b", "_index/9999999999_a_\x1b_b"):

@@ -9,7 +9,7 @@ import pytest
 from tests.trainer.conftest import ObjectStore
 from tests.trainer.ui_jobs import HOSTILE, SECRET_VALUE, Ui, served
 
-from dtj.ui.masking import MASK
+from dtj.api.masking import MASK
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_past_jobs_are_as_the_bucket_recorded_them(ui: Ui) -> None:
     older = ui(f"/api/v1/jobs/ml/twice?uid={rows[3]['uid']}").json
     assert (older["row"]["phase"], older["failure"]["message"]) == ("Failed", "ValueError: loss is nan")
     assert older["note"].startswith("read from the bucket, as record recorded the job's end")
-    assert {each["action"] for each in older["commands"]} == {"logs", "status", "artifacts"}
+    assert {each["action"] for each in older["commands"]} == {"logs", "status", "artifacts", "page"}
     assert all("/ml/twice-" in each["command"] for each in older["commands"])
 
 

@@ -190,7 +190,8 @@ def fill_history(uri: str, environment: Mapping[str, str]) -> None:
     jobs = [past_jobs.entry(n, name) for n, name in enumerate(("gone", "lost", "twice", "twice"))]
     for job, phase in zip(jobs, ("Failed", None, "Succeeded", "Failed"), strict=True):
         past_jobs.put(store, job, past_jobs.end(job, phase) if phase else None)
-        store.put_bytes(f"{job.prefix}/job.yaml", json.dumps(manifest(job.name)).encode())
+        made = manifest(job.name, args=["--lr=0.5", "--api-key", SECRET_VALUE])
+        store.put_bytes(f"{job.prefix}/job.yaml", json.dumps(made).encode())
         row = {"kind": "test", "time": _TIME, "step": 3, "accuracy": 0.91}
         store.put_bytes(f"{job.prefix}/metrics.jsonl", json.dumps(row).encode())
         store.put_bytes(f"{job.prefix}/logs/attempt-1/launcher-0.log", b"[rank 0] the last line\n")

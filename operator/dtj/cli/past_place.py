@@ -69,13 +69,18 @@ def ask_client(client: Client, *, everywhere: bool) -> Cluster:
         return Cluster(client=client, fault=error)
 
 
+def named_history(source: str | None) -> str | None:
+    """Return the `artifacts.uri` that the option --from, or the variable DTJ_ARTIFACTS, names."""
+    return source or os.environ.get(ARTIFACTS_VARIABLE) or None
+
+
 def open_history(source: str | None, cluster: Cluster, endpoint: str | None = None) -> History:
     """Open the history that the user means. endpoint: URL of the store for this machine, of an option.
 
     source: the option --from. By default it is the variable DTJ_ARTIFACTS, then the artifacts.uri of the present
     jobs of the namespace. Raises Unusable if none is known, or more than one.
     """
-    if named := source or os.environ.get(ARTIFACTS_VARIABLE):
+    if named := named_history(source):
         return History(named, user_environment(endpoint))
     found: dict[tuple[str, str | None], DistributedTrainingJob] = {}
     for job in cluster.jobs:

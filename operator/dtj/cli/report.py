@@ -23,7 +23,7 @@ from dtj.cli.connection import (
 from dtj.cli.terminal import FormatOption, VisibleConsole, output, print_data
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dtj.report.report import Report
     from dtj.report.tables import Table
@@ -41,6 +41,7 @@ class Form(StrEnum):
     CSV = "csv"
     HTML = "html"
     PNG = "png"
+    PAGE = "page"
 
 
 @app.command()
@@ -72,7 +73,10 @@ def report(
     ] = None,
     forms: Annotated[
         list[Form] | None,
-        typer.Option("--format", help="Form of the report; may be repeated. Default: table."),
+        typer.Option(
+            "--format",
+            help="Form of the report; may be repeated. page: one HTML file a run, to send. Default: table.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help=f"Folder for files. Default: {FOLDER}.", file_okay=False)
@@ -97,6 +101,7 @@ def report(
         dtj report fashion-mnist --past
         dtj report s3://training/jobs/ml --baseline workers=1
         dtj report fashion-mnist --format html --format png --out report
+        dtj report fashion-mnist --format page
     """
     from dtj.cli.places import chosen
     from dtj.cli.report_sources import read_runs
@@ -105,18 +110,24 @@ def report(
 
     price_of_node = None if price is None else read_price(price)
     choice = chosen(past, from_, uid)
-    runs = read_runs(names, local=local, namespace=namespace, context=context, past=choice)
-    result = make_report(runs, group_by=group_by or (), baseline=baseline, price=price_of_node)
     wanted = set(forms or ([] if data or out else [Form.TABLE]))
     if out and not forms:
-        wanted = set(Form)
+        wanted = set(Form) - {Form.PAGE}
+    bare = wanted == {Form.PAGE} and not data
+    runs = read_runs(names, local=local, namespace=namespace, context=context, past=choice, bare=bare)
+    result = make_report(runs, group_by=group_by or (), baseline=baseline, price=price_of_node)
     if data:
         from dtj.report.data import as_data
 
         print_data(as_data(result), data)
     elif Form.TABLE in wanted:
         _print(result)
-    written = _write(result, wanted - {Form.TABLE}, out or FOLDER)
+    pages: dict[str, str] = {}
+    if Form.PAGE in wanted:
+        from dtj.cli.run_pages import pages_of
+
+        pages = pages_of(runs)
+    written = _write(_files(result, wanted - {Form.TABLE}) | pages, out or FOLDER)
     if not data:
         for file in written:
             output.print(file)
@@ -159,10 +170,8 @@ def _width(table: RichTable) -> int:
     return Measurement.get(output, unlimited, table).maximum
 
 
-def _write(report: Report, forms: set[Form], folder: Path) -> list[Path]:
-    """Write the files, and return their paths. Raises Unusable if the folder or matplotlib can't be used."""
-    if not forms:
-        return []
+def _files(report: Report, forms: set[Form]) -> dict[str, str | bytes]:
+    """Return the files of a report by name. Raises Unusable if matplotlib can't be used."""
     from dtj.report.data import as_csv
     from dtj.report.documents import as_html, as_markdown
 
@@ -180,6 +189,13 @@ def _write(report: Report, forms: set[Form], folder: Path) -> list[Path]:
         files["report.md"] = as_markdown(report, list(pictures) if Form.PNG in forms else ())
     if Form.HTML in forms:
         files["report.html"] = as_html(report, pictures)
+    return files
+
+
+def _write(files: Mapping[str, str | bytes], folder: Path) -> list[Path]:
+    """Write the files, and return their paths. Raises Unusable if the folder can't be used."""
+    if not files:
+        return []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

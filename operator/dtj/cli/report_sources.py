@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtj.api.errors import DtjError, NotFound, Unusable
 from dtj.api.yaml_lines import read_documents
-from dtj.cli.places import PastChoice, find
+from dtj.cli.places import PastChoice, Place, find
 from dtj.report.run import Metrics, Run, read_metrics
 from dtj.report.utilisation import files_to_read, read_lines
 from dtj_trainer import contract
@@ -30,14 +30,15 @@ def read_runs(
     namespace: str | None,
     context: str | None,
     past: PastChoice | None = None,
+    bare: bool = False,
 ) -> list[Run]:
     """Return the runs that the names stand for, each under a unique name. Raises DtjError.
 
-    past: look for the names of jobs in the history of a bucket.
+    past: look for the names of jobs in the history of a bucket. bare: whether a job without metrics is a run, too.
     """
     runs: dict[str, Run] = {}
     for name in names:
-        for run in _runs(name, local=local, namespace=namespace, context=context, past=past):
+        for run in _runs(name, local=local, namespace=namespace, context=context, past=past, bare=bare):
             unique, number = run.name, 1
             while unique in runs:
                 number += 1
@@ -46,8 +47,35 @@ def read_runs(
     return list(runs.values())
 
 
+def run_of(place: Place, name: str, *, bare: bool = False) -> Run:
+    """Return the run of a job under a name. Raises DtjError, such as NotFound for a job without metrics.
+
+    bare: return a job without metrics, or whose bucket can't be read, as a run without rows.
+    """
+    from dtj.cli.bucket_place import BucketPlace
+
+    job = place.job()
+    manifest, status = job.to_manifest(), job.status
+    try:
+        with place.artifacts() as artifacts:
+            run = _run(name, artifacts.read, artifacts.sizes, job=manifest, status=status)
+    except DtjError as error:
+        if not bare:
+            raise
+        run = Run(name, [], job=manifest, status=status, labels=_labels(manifest), unread=error.message)
+    if isinstance(place, BucketPlace) and place.past.end is None:
+        return replace(run, state=place.note() or "")
+    return run
+
+
 def _runs(
-    name: str, *, local: bool, namespace: str | None, context: str | None, past: PastChoice | None
+    name: str,
+    *,
+    local: bool,
+    namespace: str | None,
+    context: str | None,
+    past: PastChoice | None,
+    bare: bool,
 ) -> Iterator[Run]:
     if name.startswith("s3://"):
         yield from _in_bucket(name)
@@ -63,9 +91,7 @@ def _runs(
                 f"the folder {name} has no {contract.METRICS_FILE}, and as the name of a job: {error.message}",
                 error.remedy,
             ) from None
-        job = place.job()
-        with place.artifacts() as artifacts:
-            yield _run(name, artifacts.read, artifacts.sizes, job=job.to_manifest(), status=job.status)
+        yield run_of(place, name, bare=bare)
 
 
 def _in_bucket(uri: str) -> Iterator[Run]:
@@ -150,16 +176,32 @@ def _run(
             raise
         metrics = Metrics([], 0)  # A program that writes no metrics uses processors all the same.
     job = job or _job(read)
+    status = status or _recorded(read)
     try:
         evaluator = read_metrics(read(contract.EVALUATOR_METRICS_FILE))
     except NotFound:
         evaluator = Metrics([], 0)
-    labels = ((job or {}).get("metadata") or {}).get("labels") or {}
     left_out = metrics.left_out + evaluator.left_out
     files = files_to_read(stored)
     utilisation = [line for file in files for line in read_lines(read(file))]
     unread = len(stored) - len(files)
-    return Run(name, metrics.rows, evaluator.rows, job, status, labels, left_out, utilisation, unread)
+    return Run(name, metrics.rows, evaluator.rows, job, status, _labels(job), left_out, utilisation, unread)
+
+
+def _labels(job: Mapping[str, Any] | None) -> Mapping[str, str]:
+    return ((job or {}).get("metadata") or {}).get("labels") or {}
+
+
+def _recorded(read: Read) -> JobStatus | None:
+    """Return the recorded status of a job that has ended; None without one that can be read."""
+    from dtj.client.past_job import Unreadable, read_end, recorded_uid
+    from dtj_trainer.contract.history import END_FILE
+
+    try:
+        content = read(END_FILE)
+        return read_end(content, recorded_uid(content)).status
+    except (NotFound, Unreadable):
+        return None
 
 
 def _job(read: Read) -> Mapping[str, Any] | None:

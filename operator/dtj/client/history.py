@@ -19,6 +19,7 @@ from dtj.client.history_cache import CacheLost, HistoryCache, Known, cache_file
 from dtj.client.history_query import HistoryQuery, SortBy, row_of
 from dtj.client.last_sign import last_sign
 from dtj.client.past_job import PastJob, RunRecord, Unreadable, read_end, read_run
+from dtj.client.past_options import Options, read_options
 from dtj.client.store_environment import endpoint_of, user_environment
 from dtj_trainer.contract.history import END_FILE, INDEX, RUN_FILE, IndexEntry, index_key, parsed_index_key
 
@@ -147,6 +148,11 @@ class History:
                 return read_run(found[0], entry.uid) if found else None
             except (NoSuchKey, Unreadable):
                 return None
+
+    def options(self, entries: Iterable[IndexEntry]) -> dict[str, Options]:
+        """Return the options of the programs' command lines by uid; see `dtj.client.past_options`."""
+        wanted = list(entries)
+        return self._retried(lambda: read_options(self._store, self._cache, wanted))
 
     def _jobs(
         self, query: HistoryQuery, limit: int | None, objects: Mapping[str, DistributedTrainingJob]

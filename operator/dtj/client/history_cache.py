@@ -20,7 +20,7 @@ from dtj.client.history_query import Row
 
 T = TypeVar("T")
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the tables. A release that changes the tables increments the version."""
 _BUSY_SECONDS = 30.0
 """Seconds for which a command waits for another command's write."""
@@ -34,6 +34,7 @@ _TABLES = f"""
 CREATE TABLE jobs ({_COLUMNS}, etag TEXT, looked REAL NOT NULL DEFAULT 0, record BLOB, PRIMARY KEY (key));
 CREATE INDEX jobs_by_name ON jobs (name);
 CREATE TABLE listings (kind TEXT PRIMARY KEY, time REAL NOT NULL);
+CREATE TABLE options (key TEXT PRIMARY KEY, options TEXT NOT NULL);
 """
 _ADD = " ".join(("INSERT OR IGNORE INTO jobs (", _NAMES, ") VALUES (", _MARKS, ")"))
 _RECORD = " ".join(
@@ -111,6 +112,7 @@ class HistoryCache:
             db.execute("DELETE FROM kept")
             db.executemany("INSERT OR IGNORE INTO kept VALUES (?)", ((key,) for key in keys))
             db.execute("DELETE FROM jobs WHERE key NOT IN (SELECT key FROM kept)")
+            db.execute("DELETE FROM options WHERE key NOT IN (SELECT key FROM kept)")
 
         self._write(write)
 
@@ -151,6 +153,25 @@ class HistoryCache:
             return {key: bytes(row[0]) for key, row in found if row}
 
         return self._do(read)
+
+    def options(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return the options of the programs of the jobs whose options are in the cache, as JSON."""
+
+        def read(db: sqlite3.Connection) -> dict[str, str]:
+            text = "SELECT options FROM options WHERE key = ?"
+            found = ((key, db.execute(text, (key,)).fetchone()) for key in keys)
+            return {key: str(row[0]) for key, row in found if row}
+
+        return self._do(read)
+
+    def keep_options(self, options: Iterable[tuple[str, str]]) -> None:
+        """Store the options of the programs, as JSON, of those of the jobs that have ended."""
+        text = (
+            "INSERT OR REPLACE INTO options SELECT ?, ? "
+            "WHERE EXISTS (SELECT 1 FROM jobs WHERE key = ? AND recorded IS NOT NULL)"
+        )
+        values = [(key, content, key) for key, content in options]
+        self._write(lambda db: db.executemany(text, values))
 
     def select(self, live: Iterable[Row], where: str, values: Sequence[object]) -> list[str]:
         """Return the keys of jobs in the order of a query.

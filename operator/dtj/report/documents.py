@@ -7,25 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from dtj.report import html
 from dtj.report.report import Report
 from dtj.report.tables import Table, tables_of
 
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-_MARKDOWN_SYNTAX = re.compile(r"([\\`*\[\]|])")
-_STYLE = """
-:root { color-scheme: light dark; --text: #1f2328; --page: #ffffff; --line: #d0d7de; --head: #f6f8fa; }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #e6edf3; --page: #0d1117; --line: #30363d; --head: #161b22; }
+_SHOWN = {
+    "time-and-accuracy.png": "bars of each run's time and accuracy, whose numbers the tables have",
+    "over-time.png": "examples a second and training loss of each run over the time",
+    "speed-up.png": "bars of each run's speed-up and efficiency, whose numbers the tables have",
 }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page);
-  max-width: 75rem; margin: 2rem auto; padding: 0 1rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { border: 1px solid var(--line); padding: .3rem .6rem; text-align: right; white-space: nowrap; }
-th { background: var(--head); }
-th:first-child, td:first-child { text-align: left; }
-img { max-width: 100%; background: #ffffff; border-radius: 6px; }
-"""
+_MARKDOWN_SYNTAX = re.compile(r"([\\`*\[\]|])")
 
 
 def as_markdown(report: Report, pictures: Sequence[str] = ()) -> str:
@@ -33,7 +25,7 @@ def as_markdown(report: Report, pictures: Sequence[str] = ()) -> str:
     parts = []
     for table in tables_of(report):
         parts.append(f"## {table.title}\n\n{_markdown_table(table)}")
-    parts += [f"![{_alt(name)}]({name})" for name in pictures]
+    parts += [f"![{_plain(name)}]({name})" for name in pictures]
     parts.append("\n".join(f"- {_as_text(note)}" for note in report.notes))
     return "\n\n".join(parts) + "\n"
 
@@ -43,24 +35,21 @@ def as_html(report: Report, pictures: Mapping[str, bytes]) -> str:
 
     pictures: PNG content by file name.
     """
-    parts = []
-    for table in tables_of(report):
-        parts.append(f"<h2>{escape(table.title)}</h2>\n<div class='wide'>{_html_table(table)}</div>")
+    parts = [html.table(table) for table in tables_of(report)]
     for name, content in pictures.items():
         encoded = base64.b64encode(content).decode()
-        parts.append(f'<p><img alt="{escape(_alt(name))}" src="data:image/png;base64,{encoded}"></p>')
-    notes = "\n".join(f"<li>{escape(note)}</li>" for note in report.notes)
-    parts.append(f"<ul>\n{notes}\n</ul>")
-    title = escape(
-        ", ".join(entry.label for entry in report.runs[:4]) + (", …" if len(report.runs) > 4 else "")
-    )
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width">\n<title>dtj report: {title}</title>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>Training runs</h1>\n"
-        + "\n".join(parts)
-        + "\n</body>\n</html>\n"
-    )
+        parts.append(
+            f'<p><img alt="{html.said(alternative(name))}" src="data:image/png;base64,{encoded}"></p>'
+        )
+    parts.append(notes_of(report))
+    title = ", ".join(entry.label for entry in report.runs[:4]) + (", …" if len(report.runs) > 4 else "")
+    return html.page(f"dtj report: {title}", "Training runs", parts)
+
+
+def notes_of(report: Report) -> str:
+    """Return the notes as HTML."""
+    notes = "\n".join(f"<li>{html.said(note)}</li>" for note in report.notes)
+    return f"<ul>\n{notes}\n</ul>"
 
 
 def _markdown_table(table: Table) -> str:
@@ -73,11 +62,10 @@ def _as_text(text: str) -> str:
     return _MARKDOWN_SYNTAX.sub(r"\\\1", escape(_CONTROLS.sub(" ", text), quote=False))
 
 
-def _html_table(table: Table) -> str:
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in table.headings)
-    body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+def alternative(name: str) -> str:
+    """Return what a picture shows, in words. name: of its file."""
+    return _SHOWN.get(name, _plain(name))
 
 
-def _alt(name: str) -> str:
+def _plain(name: str) -> str:
     return name.removesuffix(".png").replace("-", " ")

@@ -35,12 +35,15 @@ def pictures_of(report: Report) -> dict[str, bytes]:
     Raises Unusable if matplotlib is not installed.
     """
     try:
+        from matplotlib import rcParams
         from matplotlib.figure import Figure
     except ImportError:
         raise Unusable(
             "pictures need matplotlib, which is not installed", "pip install 'dtj[report]'"
         ) from None
 
+    # Names come from outside: a dollar sign in them begins no formula.
+    rcParams["text.parse_math"] = False
     pictures = {}
     drawings = {"time-and-accuracy": _draw_bars, "over-time": _draw_over_time}
     if any(entry.comparison for entry in report.groups or report.runs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +16,8 @@ from dtj.report.utilisation import Line
 
 _FIRST_TIME = datetime(1970, 1, 1, tzinfo=UTC).timestamp()
 _LAST_TIME = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""How JSON writes the half of a character."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,10 @@ class Run:
     """What the programs in its pods used."""
     utilisation_unread: int = 0
     """The number of pods' files that were left out because there are too many bytes."""
+    unread: str = ""
+    """Why the files of the run can't be read; empty where they were."""
+    state: str = ""
+    """A sentence about a run whose status does not tell its state, such as one without a recorded end."""
 
 
 class Metrics(NamedTuple):
@@ -81,6 +88,8 @@ def read_metrics(content: bytes) -> Metrics:
 def _row(line: bytes) -> Row | None:
     try:
         values = json.loads(line)
+        if _SURROGATE.search(line):
+            values = _encodable(values)
         time = datetime.fromisoformat(values["time"]).timestamp()
         step = values["step"]
         if isinstance(step, bool) or not (0 <= step <= MAX_NUMBER and _FIRST_TIME <= time <= _LAST_TIME):
@@ -89,3 +98,8 @@ def _row(line: bytes) -> Row | None:
     # Numbers, times and nesting beyond the limits of Python raise the last three.
     except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
         return None
+
+
+def _encodable(values: Any) -> Any:
+    """Return the values with a question mark for each half of a character, which no file can have."""
+    return json.loads(json.dumps(values, ensure_ascii=False).encode(errors="replace"))

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Body
 
 from dtj.api.errors import Unusable
 from dtj.api.job_file import FaultyFile, JobFile, read_job_file, read_one_job
+from dtj.api.masking import MASK
 from dtj.client import DistributedTrainingJob
 from dtj.plan.job import plan_job
 from dtj.ui.answers import Checked, Done, FaultRow, JobRow
-from dtj.ui.masking import MASK
 from dtj.ui.rows import row_of
 
 if TYPE_CHECKING:

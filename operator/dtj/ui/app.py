@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 
 from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable, Unusable
-from dtj.ui import actions, files_of_jobs, jobs, ranks_of_jobs
+from dtj.ui import actions, files_of_jobs, jobs, ranks_of_jobs, reports
 from dtj.ui.access import Access, own_hosts
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def application(sources: Sources, *, token: str, port: int) -> ASGIApp:
     app.include_router(jobs.router(sources), prefix="/api/v1")
     app.include_router(files_of_jobs.router(sources), prefix="/api/v1")
     app.include_router(ranks_of_jobs.router(sources), prefix="/api/v1")
+    app.include_router(reports.router(sources), prefix="/api/v1")
     app.include_router(actions.router(sources.client), prefix="/api/v1")
     app.exception_handler(DtjError)(_explained)
     app.exception_handler(RequestValidationError)(_misused)

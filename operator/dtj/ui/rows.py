@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
 
-from dtj.api.job import Manifest
+from dtj.api.masking import written_job
+from dtj.api.program_words import options_of
 from dtj.api.yaml_text import dump
 from dtj.cli.bucket_place import BucketPlace
 from dtj.cli.places import Place
 from dtj.cli.replica_state import replica_state
+from dtj.cli.sentences import sentence_of
 from dtj.cli.status_view import ranks_of
 from dtj.client import DistributedTrainingJob, JobEvent, PastJob, Resume
 from dtj.client.past_job import written
 from dtj.ui.answers import EventRow, JobRow, JobView, Line, PodRow
-from dtj.ui.masking import masked
-from dtj.ui.sentences import sentence_of
 
 _MOST_PODS = 200
 _MOST_EVENTS = 200
 _NO_END = "Unknown"
-_SERVERS_OWN = {"uid", "generation", "creationTimestamp", "deletionTimestamp", "resourceVersion"}
 
 
 def row_of(job: DistributedTrainingJob) -> JobRow:
@@ -41,7 +39,7 @@ def row_of(job: DistributedTrainingJob) -> JobRow:
         created=job.metadata.creation_timestamp,
         ended=status.completion_time,
         suspended=bool(job.spec.run_policy.suspend),
-        arguments=arguments_of([*(job.spec.command or []), *(job.spec.args or [])]),
+        arguments=options_of([*(job.spec.command or []), *(job.spec.args or [])]),
         progress=status.progress,
         past=False,
     )
@@ -79,7 +77,7 @@ def view_of(place: Place, context: str | None) -> JobView:
         row = row.model_copy(update={**kept, "uid": past.uid, "past": True})
     manifest = job.to_manifest()
     status = manifest.get("status", {})
-    written_job = _written(manifest)
+    file = written_job(manifest)
     return JobView(
         row=row,
         note=place.note(),
@@ -101,8 +99,8 @@ def view_of(place: Place, context: str | None) -> JobView:
         events=[event_row(event) for event in events[-_MOST_EVENTS:]],
         artifacts=status.get("artifacts"),
         tensorboard=status.get("tensorboard"),
-        spec=written_job["spec"],
-        yaml=dump(written_job),
+        spec=file["spec"],
+        yaml=dump(file),
         commands=commands_of(job, context, past.uri if past else None),
     )
 
@@ -124,7 +122,7 @@ def again_of(job: DistributedTrainingJob, *, resume: bool) -> str:
 
     resume: whether the new run begins with the newest checkpoint of the job.
     """
-    manifest = _written(job.to_manifest())
+    manifest = written_job(job.to_manifest())
     manifest["metadata"]["name"] = _next_name(job.name)
     if run_policy := manifest["spec"].get("runPolicy"):
         run_policy.pop("suspend", None)
@@ -134,18 +132,6 @@ def again_of(job: DistributedTrainingJob, *, resume: bool) -> str:
         if resume:
             artifacts |= {"resume": Resume.FROM_URI.value, "resumeUri": job.artifacts_uri}
     return dump(manifest)
-
-
-def _written(manifest: Manifest) -> Manifest:
-    """Return the job as one would write it: secrets masked, without what the API server and the operator set."""
-    job = masked(manifest)
-    job.pop("status", None)
-    job["metadata"] = {
-        key: value
-        for key, value in job["metadata"].items()
-        if key not in _SERVERS_OWN and value not in ({}, None)
-    }
-    return job
 
 
 def _next_name(name: str) -> str:
@@ -162,6 +148,7 @@ def commands_of(job: DistributedTrainingJob, context: str | None, past: str | No
         return Line(action=action, command=shlex.join(["dtj", *words, *where]))
 
     lines = [line("logs", "logs", name), line("status", "status", name)]
+    lines.append(line("page", "report", name, "--format", "page"))
     if job.spec.artifacts or past:
         lines.append(line("artifacts", "artifacts", "ls", name))
     if job.status.artifacts and job.status.artifacts.model:
@@ -174,15 +161,3 @@ def commands_of(job: DistributedTrainingJob, context: str | None, past: str | No
         change = "resume" if job.spec.run_policy.suspend else "suspend"
         lines += [line(change, change, name), line("scale", "scale", name, "--workers", "N")]
     return lines
-
-
-def arguments_of(words: Sequence[str]) -> dict[str, str]:
-    """Return the options `--name value`, `--name=value` and `--flag` of a command line."""
-    found: dict[str, str] = {}
-    for place, word in enumerate(words):
-        if not word.startswith("--") or word == "--":
-            continue
-        name, equals, value = word[2:].partition("=")
-        following = words[place + 1] if place + 1 < len(words) else "--"
-        found[name] = value if equals else "" if following.startswith("--") else following
-    return found

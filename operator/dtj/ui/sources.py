@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from dtj.api.errors import DtjError, NotFound
 from dtj.cli.bucket_place import BucketPlace
-from dtj.cli.past_place import ask_client, open_history
+from dtj.cli.past_place import Cluster, ask_client, named_history, open_history
 from dtj.cli.places import ClusterPlace
 from dtj.client.history_query import HistoryQuery
 
 if TYPE_CHECKING:
     from dtj.cli.places import Place
     from dtj.client import Client, PastJob
+    from dtj.client.history import History
 
 
 class Sources:
@@ -35,6 +37,11 @@ class Sources:
             found = history.jobs(query, limit=limit, present=cluster.jobs)
         return [job for job in found if job.present is None]
 
+    def past_options(self, limit: int) -> dict[str, dict[str, str]]:
+        """Return the options of the programs of the newest jobs of the history, by uid. Raises as `past`."""
+        with self._opened() as history:
+            return history.options(islice(history.entries(), limit))
+
     def find(self, namespace: str, name: str, uid: str = "") -> Place:
         """Return a job: the object of the cluster, or the newest job of the name in the history.
 
@@ -47,10 +54,15 @@ class Sources:
         except DtjError as error:
             why = error
         try:
-            with open_history(self._history, ask_client(self.client, everywhere=False)) as history:
+            with self._opened() as history:
                 found = history.find(HistoryQuery(name=name, namespace=namespace, uid=uid))
                 if found:
                     return BucketPlace(f"{history.uri}/{found[0].prefix}", history.environment)
         except DtjError:
             pass  # What the cluster said matters more than a history that is not there.
         raise why
+
+    def _opened(self) -> History:
+        """Open the history. Only where nobody named one, the present jobs of the namespace are asked for theirs."""
+        named = named_history(self._history)
+        return open_history(named, Cluster() if named else ask_client(self.client, everywhere=False))

@@ -81,6 +81,27 @@ export interface Checked {
   sentence: string;
 }
 
+export interface ReportTable {
+  title: string;
+  headings: string[];
+  rows: string[][];
+}
+
+export interface Report {
+  tables: ReportTable[];
+  notes: string[];
+  pictures: { name: string; alternative: string; png: string }[];
+  noPictures: string | null;
+  leftOut: { job: string; reason: string }[];
+  baselines: string[];
+  command: string;
+}
+
+export interface PastOptions {
+  uid: string;
+  arguments: Record<string, string>;
+}
+
 /** What the server says of a request that it refuses. */
 export class Refused extends Error {
   constructor(
@@ -124,6 +145,20 @@ export function jobPath(job: JobKey, words: string[] = [], query: Record<string,
   const path = ["jobs", job.namespace, job.name, ...words].map(encodeURIComponent).join("/");
   const asked = new URLSearchParams({ ...(job.uid ? { uid: job.uid } : {}), ...query }).toString();
   return asked ? `${path}?${asked}` : path;
+}
+
+/** The path of the report of jobs in the API. */
+export function reportPath(
+  name: "report" | "report.html",
+  jobs: JobKey[],
+  wishes: { baseline: string; price: string; groupBy: string[] },
+): string {
+  const query = new URLSearchParams();
+  for (const job of jobs) query.append("job", [job.namespace, job.name, ...(job.uid ? [job.uid] : [])].join("/"));
+  if (wishes.baseline) query.set("baseline", wishes.baseline);
+  if (wishes.price) query.set("price", wishes.price);
+  for (const field of wishes.groupBy) query.append("group_by", field);
+  return `${name}?${query}`;
 }
 
 async function ask(path: string, init: RequestInit = {}): Promise<Response> {

@@ -1,10 +1,11 @@
-/** Several jobs beside each other: curves over each other, which was the fastest, and what differs. */
+/** Several jobs beside each other: which was the fastest, curves over each other, the report, and what differs. */
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { get, jobPath, keyOf, Refused } from "./api";
 import { duration, NONE, number } from "./format";
 import { Head, Phase, Problem, Table, Title } from "./parts";
 import { Plot } from "./plot";
+import { ReportOf } from "./report";
 import { href, jobWord } from "./route";
 import type { Curves, JobKey, JobView } from "./api";
 import type { Line } from "./plot";
@@ -76,6 +77,7 @@ export function Compare({ jobs }: { jobs: JobKey[] }) {
               <Plot key={title} title={title} lines={lines} restarts={[]} />
             ))}
           </div>
+          <ReportOf jobs={jobs} />
           <h2>What differs</h2>
           {differences.length === 0 ? (
             <p>The specs of the jobs are equal.</p>

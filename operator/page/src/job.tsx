@@ -7,6 +7,7 @@ import { bytes, NONE, number, since } from "./format";
 import { Logs } from "./logs";
 import { Command, copyLine, Head, Phase, Problem, ProgressBar, Table, Title } from "./parts";
 import { Plot } from "./plot";
+import { SaveAsFile } from "./saving";
 import { usePolled } from "./polled";
 import { Ranks } from "./ranks";
 import { Stacks } from "./stacks";
@@ -85,6 +86,7 @@ function Shown({ view, changed }: { view: JobView; changed: () => void }) {
       <Events view={view} />
       <Logs view={view} />
       <Files view={view} />
+      <SaveAsFile view={view} />
       <details>
         <summary>YAML</summary>
         <pre tabIndex={0}>{view.yaml}</pre>

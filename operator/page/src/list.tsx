@@ -1,6 +1,7 @@
 /** The jobs as a table with columns one chooses, filtered, sorted, and selected for a comparison. */
 
 import { useMemo, useState } from "preact/hooks";
+import { usePastOptions } from "./past";
 import { usePolled } from "./polled";
 import { NONE, number, since } from "./format";
 import { Phase, Problem, ProgressBar, Table, Title } from "./parts";
@@ -69,12 +70,20 @@ export function List({ about }: { about: About | undefined }) {
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
   const { data: present, problem } = usePolled<JobRow[]>(`jobs?all_namespaces=${everywhere}`, 3);
   const { data: past, problem: noPast } = usePolled<JobRow[]>(withPast ? "past?limit=1000" : null, 60);
+  const [choosing, setChoosing] = useState(false);
+  const withOptions = withPast && (choosing || columns.some((name) => name.startsWith("--")));
+  const { options, problem: noOptions } = usePastOptions(withOptions, past);
   const jobs = useMemo(
     () =>
       present || past
-        ? [...(present ?? []), ...(past ?? []).filter((job) => everywhere || job.namespace === about?.namespace)]
+        ? [
+            ...(present ?? []),
+            ...(past ?? [])
+              .filter((job) => everywhere || job.namespace === about?.namespace)
+              .map((job) => ({ ...job, arguments: options.get(job.uid) ?? job.arguments })),
+          ]
         : undefined,
-    [present, past, everywhere, about],
+    [present, past, options, everywhere, about],
   );
 
   const offered = useMemo(() => {
@@ -123,7 +132,7 @@ export function List({ about }: { about: About | undefined }) {
     <>
       <Title>Jobs</Title>
       <Problem problem={problem} />
-      <Problem problem={withPast ? noPast : undefined} />
+      <Problem problem={withPast ? (noPast ?? noOptions) : undefined} />
       <div class="bar">
         <label>
           Filter <input type="search" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
@@ -136,7 +145,7 @@ export function List({ about }: { about: About | undefined }) {
           <input type="checkbox" checked={withPast} onChange={(event) => setWithPast(event.currentTarget.checked)} />{" "}
           Past jobs
         </label>
-        <details>
+        <details onToggle={(event) => setChoosing(event.currentTarget.open)}>
           <summary>Columns</summary>
           <fieldset class="columns">
             <legend>Shown columns</legend>

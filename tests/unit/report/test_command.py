@@ -21,6 +21,7 @@ from dtj.api.errors import NotFound
 from dtj.cli import main as cli
 from dtj.cli import report_sources
 from dtj.client import Artifacts, DistributedTrainingJob
+from tests.unit.support import past_jobs
 from tests.unit.support.training_runs import content, line
 
 REAL = Path(__file__).with_name("runs")
@@ -79,6 +80,28 @@ def test_without_a_folder_files_go_to_dtj_report(
         ["dtj-report/groups.csv", "dtj-report/report.md", "dtj-report/runs.csv"],
     )
     assert "png" not in (tmp_path / "dtj-report/report.md").read_text()
+
+
+def test_each_run_is_a_page_to_send(dtj: Dtj, tmp_path: Path) -> None:
+    code, out, _ = dtj(REAL / "horovod-1", REAL / "horovod-killed", "--format", "page", "--out", tmp_path)
+    assert (code, out.split()) == (
+        0,
+        [str(tmp_path / f"run-{name}.html") for name in ("horovod-1", "horovod-killed")],
+    )
+    assert "restarts, at step" in (tmp_path / "run-horovod-killed.html").read_text()
+
+
+def test_a_folder_of_a_past_job_has_the_recorded_end(dtj: Dtj, tmp_path: Path) -> None:
+    ended = past_jobs.end(past_jobs.entry(), "Failed")
+    (tmp_path / "metrics.jsonl").write_bytes((REAL / "horovod-1/metrics.jsonl").read_bytes())
+    for record, known in ((json.dumps(ended), True), ("no record", False)):
+        (tmp_path / "end.json").write_text(record)
+        code, out, _ = dtj(tmp_path, "-o", "json")
+        total = json.loads(out)["runs"][0]["totalSeconds"]
+        assert (code, total is not None) == (0, known)
+    (tmp_path / "end.json").write_text(json.dumps(ended))
+    dtj(tmp_path, "--format", "page", "--out", tmp_path)
+    assert "Failed. The job failed: rank 1" in (tmp_path / f"run-{tmp_path.name}.html").read_text()
 
 
 @pytest.mark.parametrize(

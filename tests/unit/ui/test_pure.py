@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtj.api.masking import MASK, masked
+from dtj.api.program_words import options_of
 from dtj.api.status import JobStatus
+from dtj.cli.sentences import sentence_of
 from dtj.client import DistributedTrainingJob
+from dtj.report.curves import MOST_POINTS, thinned
 from dtj.report.run import Row
-from dtj.ui.curves import MOST_POINTS, curves_of, thinned
-from dtj.ui.masking import MASK, masked
-from dtj.ui.rows import again_of, arguments_of
-from dtj.ui.sentences import sentence_of
+from dtj.ui.curves import curves_of
+from dtj.ui.rows import again_of
 from tests.unit.support.jobs import manifest
 
 FINITE = st.floats(-1e6, 1e6)
@@ -76,7 +78,7 @@ def test_another_run_has_the_next_name_and_is_not_suspended(name: str, next_name
 
 def test_options_of_a_command_line() -> None:
     words = ["python", "train.py", "--lr=0.1", "--fast", "--epochs", "3", "--", "x"]
-    assert arguments_of(words) == {"lr": "0.1", "fast": "", "epochs": "3"}
+    assert options_of(words) == {"lr": "0.1", "fast": "", "epochs": "3"}
 
 
 def test_a_job_without_a_status_is_new() -> None:
