@@ -10,16 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cluster.jobs import until
+from tests.cluster.local.paths import CACHE
 
 
 @contextmanager
 def running(folder: Path, environment: Mapping[str, str], *options: str) -> Iterator[str]:
     """Yield the address that `dtj ui` prints. folder: for its output."""
     log = folder / "ui.log"
+    # matplotlib looks for the fonts of the machine once, for some seconds.
+    kept = {"MPLCONFIGDIR": str(CACHE / "matplotlib")}
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-c", "from dtj.cli.main import main; main()", "ui", "--no-browser", *options],
-            env=environment,
+            env={**environment, **kept},
             stdout=output,
             stderr=output,
         )
