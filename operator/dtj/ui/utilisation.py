@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from dtj.report.curves import thinned
 from dtj.ui.answers import Answer
 from dtj.ui.conspicuous import Conspicuous, Kind, Lately, conspicuous, lately
-from dtj.ui.curves import thinned
 from dtj.ui.usage import Sample, Stay, Usage, order
 
 MOST_CELLS = 120
