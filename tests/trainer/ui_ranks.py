@@ -19,15 +19,19 @@ _RANKS = 4
 _GB = 10**9
 
 
-def fill_stalled(ui: Ui, environment: Mapping[str, str]) -> None:
-    """Add the job `stalled`: rank 3 loads a batch for minutes, and the others wait for it."""
+def fill_stalled(ui: Ui, environment: Mapping[str, str], *, hostile: bool = True) -> None:
+    """Add the job `stalled`: rank 3 loads a batch for minutes, and the others wait for it.
+
+    hostile: whether its files also have what a careless reader fails at.
+    """
     message = "all pods run, but the step has stayed at 90 for 300 s (runPolicy.stallTimeoutSeconds)"
     prefix = add(ui.cluster, "stalled", "Running", [("Running", "True", ""), ("Stalled", "True", message)])
     store = open_store(prefix, environment)
-    _put_samples(store)
+    _put_samples(store, hostile=hostile)
     for rank in range(_RANKS):
         store.put_bytes(f"logs/attempt-2/stacks-{rank}-1.txt", stacks(rank).encode())
-    store.put_bytes("logs/attempt-1/stacks-0-1.txt", b"no stack at all " + HOSTILE.encode())
+    if hostile:
+        store.put_bytes("logs/attempt-1/stacks-0-1.txt", b"no stack at all " + HOSTILE.encode())
 
 
 def fill_past(ui: Ui, environment: Mapping[str, str]) -> None:
@@ -36,7 +40,7 @@ def fill_past(ui: Ui, environment: Mapping[str, str]) -> None:
     job = past_jobs.entry(1, "gone")
     past_jobs.put(store, job, past_jobs.end(job, "Failed"))
     own = open_store(f"{ui.history}/{job.prefix}", environment)
-    _put_samples(own)
+    _put_samples(own, hostile=True)
     steps = [
         {"rank": rank, "steps": 9, "mean": 0.2 + (rank == 1), "deviation": 0.0} for rank in range(_RANKS)
     ]
@@ -45,11 +49,11 @@ def fill_past(ui: Ui, environment: Mapping[str, str]) -> None:
     own.put_bytes("logs/attempt-2/stacks-3-1.txt", stacks(3).encode())
 
 
-def _put_samples(store: Store) -> None:
+def _put_samples(store: Store, *, hostile: bool) -> None:
     for attempt, minutes in ((1, range(10)), (2, range(11, 25))):
         for rank in range(_RANKS):
-            lines = [json.dumps(line) for line in _lines(rank, attempt, minutes)]
-            if rank == 0:
+            lines = [json.dumps(line) for line in _lines(rank, attempt, minutes, hostile)]
+            if rank == 0 and hostile:
                 lines += [
                     '{"pod": "worker-0", "sec',
                     json.dumps({"pod": HOSTILE, "seconds": 1, "time": 7}),
@@ -62,7 +66,7 @@ def _put_samples(store: Store) -> None:
             store.put_bytes(f"{key}.00002", "\n".join(lines[middle:]).encode())
 
 
-def _lines(rank: int, attempt: int, minutes: range) -> Iterator[dict[str, Any]]:
+def _lines(rank: int, attempt: int, minutes: range, hostile: bool) -> Iterator[dict[str, Any]]:
     for minute in minutes:
         for second in (15, 30, 45, 60):
             hangs = rank == 3 and minute >= 20
@@ -76,7 +80,7 @@ def _lines(rank: int, attempt: int, minutes: range) -> Iterator[dict[str, Any]]:
                 "writtenBytes": 45_056,
             }
             # A rank whose name is hostile never was one, yet a program may write any line.
-            named = {HOSTILE: figures} if (rank, minute, second) == (1, 5, 15) else {}
+            named = {HOSTILE: figures} if hostile and (rank, minute, second) == (1, 5, 15) else {}
             gpus = {"0": {"utilisation": 0.0 if hangs else 0.93, "memoryUsedBytes": 51 * _GB}}
             yield {
                 "time": time.isoformat(),
