@@ -23,7 +23,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var
   max-width: 75rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: anywhere; }
 .wide, pre { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-caption { text-align: left; padding: .8rem 0 .3rem; font-weight: 600; }
+caption { text-align: left; padding: .8rem 0 .3rem; font-weight: 600; white-space: nowrap; }
 th, td { border: 1px solid var(--grid); padding: .3rem .6rem; text-align: right; white-space: nowrap; }
 th { background: var(--head); }
 tbody th { font-weight: 400; }
@@ -43,6 +43,7 @@ svg text { fill: var(--text); font: 11px system-ui, sans-serif; }
 .grid { stroke: var(--grid); }
 .restart { stroke: var(--line); stroke-dasharray: 4 4; }
 .curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
+circle { fill: none; stroke-width: 3; }
 .c1 { stroke: var(--c1); } .c2 { stroke: var(--c2); } .c3 { stroke: var(--c3); }
 .c4 { stroke: var(--c4); } .c5 { stroke: var(--c5); } .c6 { stroke: var(--c6); }
 .key { width: 2.5rem; height: .8rem; vertical-align: middle; }
