@@ -17,13 +17,42 @@ from typing import TYPE_CHECKING
 from tests import ui_program
 from tests.browser import chromium, install, visiting
 from tests.cluster.browser import make_small
-from tests.cluster.jobs import ROOT, TORCH_EXAMPLE, Manifest, Namespace, example, kubectl, stub, until
+from tests.cluster.jobs import ROOT, TORCH_EXAMPLE, Manifest, Namespace, example, kubectl, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 PICTURES = ROOT / "docs/pictures"
 WIDTH = 1200
+STUCK = "mnist-stuck"
+PROGRAM = """
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from dtj_trainer import contract, progress
+
+STEPS = 100_000
+
+def load_batch():
+    while Path(contract.root(), contract.RUN, "hang").exists():
+        time.sleep(1)
+
+def train_step(state):
+    for _ in range(20):
+        state = torch.tanh(state @ state)
+    return state
+
+dist.init_process_group("gloo")
+state = torch.rand(200, 200)
+for step in range(1, STEPS):
+    load_batch()
+    state = train_step(state)
+    dist.all_reduce(state)
+    time.sleep(0.1)
+    progress.report(step=step, total_steps=STEPS)
+"""
 
 
 def training(name: str, *options: str, **spec: object) -> Manifest:
@@ -32,8 +61,9 @@ def training(name: str, *options: str, **spec: object) -> Manifest:
 
 
 def hanging() -> Manifest:
-    """A training of three ranks, of which one is told to hang."""
-    job = stub("stuck", "--steps=6000", file=TORCH_EXAMPLE, runPolicy={"stallTimeoutSeconds": 30})
+    """A training of three ranks, of which one hangs once it is told to."""
+    policy = {"stallTimeoutSeconds": 30}
+    job = example(STUCK, TORCH_EXAMPLE, command=["python", "-c", PROGRAM], args=[], runPolicy=policy)
     job["spec"]["replicaSpecs"]["worker"]["replicas"] = 3
     return job
 
@@ -57,12 +87,12 @@ def train_all(namespace: Namespace) -> None:
     namespace.apply(training("misspelt", "--model=cnm", runPolicy={"backoffLimit": 0})).wait(phase="Failed")
     namespace.apply(training("tomorrow", "--epochs=20", runPolicy={"suspend": True}))
     stuck.wait_for_step(20)
-    stuck.tell("worker-1", "hang")
     # One after the other: two at once would take the processors from each other.
     namespace.apply(training("mnist-sgd", "--epochs=2", "--optimizer=sgd", "--lr=0.05")).wait(600)
     namespace.apply(training("mnist-adam", "--epochs=2", "--optimizer=adam", "--lr=0.001")).wait(600)
     trains = namespace.apply(training("mnist-long", "--epochs=10", "--optimizer=adam", "--lr=0.0005"))
-    trains.wait_for_step(400, 600)
+    trains.wait_for_step(200, 600)
+    stuck.tell("worker-1", "hang")
     until("the stall", lambda: stuck.condition("Stalled").get("status") == "True", 120)
 
 
@@ -82,9 +112,9 @@ def take_all(address: str) -> None:
             visit.page.get_by_role("region", name="What differs").wait_for()
             take(visit.page, "ui-compare", 1000)
         with visiting(browser, address, width=WIDTH) as visit:
-            open_job(visit.page, "stuck")
+            open_job(visit.page, STUCK)
             visit.page.get_by_text("rank 1 stands in").first.wait_for()
-            take(visit.page, "ui-stuck", 1000)
+            take(visit.page, "ui-ranks", 1000)
 
 
 @contextmanager
