@@ -104,7 +104,7 @@ def take_all(address: str) -> None:
             take(visit.page, "ui", 420)
             open_job(visit.page, "mnist-long")
             visit.page.get_by_role("heading", name="accuracy").wait_for()
-            take(visit.page, "ui-job", 1000)
+            take(visit.page, "ui-job", 1300)
         with visiting(browser, address, width=WIDTH) as visit:
             for name in ("mnist-sgd", "mnist-adam"):
                 visit.page.get_by_label(f"Select {name}").check()
@@ -114,7 +114,8 @@ def take_all(address: str) -> None:
         with visiting(browser, address, width=WIDTH) as visit:
             open_job(visit.page, STUCK)
             visit.page.get_by_text("rank 1 stands in").first.wait_for()
-            take(visit.page, "ui-ranks", 1000)
+            visit.page.get_by_role("region", name="Ranks over time").wait_for()
+            take(visit.page, "ui-ranks", 1250)
 
 
 @contextmanager
