@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 FOLDER = Path(__file__).parents[1] / "build/test"
 _STAGES = "stages.jsonl"
 SLOWEST = 40
-MESSAGE = 300
+MESSAGE = 1500
 """Characters of a failure's message that are shown."""
 
 

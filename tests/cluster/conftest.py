@@ -10,8 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.cluster import nodes
-from tests.cluster.jobs import Namespace, kubectl, until
-from tests.cluster.run import MORE_TESTS_FOLLOW
+from tests.cluster.jobs import Namespace
 from tests.cluster.trained import Trained, train
 
 
@@ -57,21 +56,6 @@ def _namespace() -> Iterator[Namespace]:
     yield made
     # Its pods take the kubelet some seconds; the next test need not wait for them, the run does.
     made.delete(wait=False)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """See that no namespace of a test is left, once for all processes, after the last tests that need a cluster."""
-    of_one_of_several = hasattr(session.config, "workerinput")
-    if of_one_of_several or not os.environ.get("KUBECONFIG") or os.environ.get(MORE_TESTS_FOLLOW):
-        return
-    try:
-        until(
-            "the tests' namespaces to be gone", lambda: "dtj-test-" not in kubectl("get", "namespaces"), 240
-        )
-    except AssertionError as error:
-        pods = kubectl("get", "pods", "--all-namespaces", "--output=wide")
-        print(f"{error}; what is left:\n{pods}\n{kubectl('describe', 'namespaces')}")
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

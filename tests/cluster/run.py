@@ -18,14 +18,14 @@ from tests.cluster.progress import note
 from tests.stage_times import report_file, timed
 
 ROOT = Path(__file__).parents[2]
-MORE_TESTS_FOLLOW = "DTJ_TEST_MORE_FOLLOW"
-"""Set for a run of pytest that another one on the same cluster follows."""
 # First, while other stages compute, those beside which no other may run: they mostly wait. Then the rest, beside the
 # trainings of tests/at_once.py, of which no two run at the same time.
 ALL = {
     "cluster-alone": ("-m", "alone and not chaos", "tests/cluster"),
-    "cluster-at-once": ("-m", "not alone and not chaos", "--numprocesses=4", "tests/cluster"),
+    "cluster-at-once": ("-m", "not alone and not chaos and not last", "--numprocesses=4", "tests/cluster"),
 }
+LAST = {"cluster-last": ("-m", "last", "tests/cluster")}
+"""What holds of the cluster after all other tests."""
 
 
 def main() -> int:
@@ -67,10 +67,8 @@ def _test(environment: dict[str, str], arguments: list[str]) -> int:
         horovod = subprocess.run(wheel, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
     if failed := installed.returncode or horovod.returncode:
         return failed
-    runs = {"cluster-chosen": arguments} if arguments else ALL
-    last = [*runs][-1]
-    more = environment | {MORE_TESTS_FOLLOW: "yes"}
-    return max(_pytest(environment if stage == last else more, stage, words) for stage, words in runs.items())
+    runs = ({"cluster-chosen": arguments} if arguments else ALL) | LAST
+    return max(_pytest(environment, stage, words) for stage, words in runs.items())
 
 
 def _pytest(environment: dict[str, str], stage: str, words: Sequence[str]) -> int:

@@ -280,8 +280,9 @@ signal.signal(signal.SIGUSR1, a_long_pass)  # Python runs it in the thread of th
 
     code, said = await first.end()
     assert code == 0, said
-    (line,) = [line for line in said.splitlines() if "the event loop has stood still" in line]
-    assert "a_long_pass (<string>:" in line
+    told = [line for line in said.splitlines() if "the event loop has stood still" in line]
+    # On a busy machine the loop may also stand still elsewhere.
+    assert [line for line in told if "a_long_pass (<string>:" in line], said
 
 
 async def test_who_waits_for_the_resource_is_healthy_and_ends_when_told_to(

@@ -1,0 +1,64 @@
+"""After all other tests: nothing of dtj holds the namespaces that the tests deleted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cluster.jobs import kubectl, until
+from tests.cluster.progress import note
+
+pytestmark = [pytest.mark.cluster, pytest.mark.last]
+
+
+def left() -> list[str]:
+    """The namespaces of tests that are still there."""
+    names = kubectl("get", "namespaces", "--output=name").split()
+    return [name.removeprefix("namespace/") for name in names if name.startswith("namespace/dtj-test-")]
+
+
+def objects(kind: str) -> list[dict[str, Any]]:
+    """The objects of a kind in these namespaces."""
+    there = json.loads(kubectl("get", kind, "--all-namespaces", "--output=json"))["items"]
+    return [one for one in there if one["metadata"]["namespace"].startswith("dtj-test-")]
+
+
+def story() -> str:
+    """What holds the namespaces, in one text: their conditions, and the objects with node, phase and finalizers."""
+    said = []
+    for name in left():
+        namespace = json.loads(kubectl("get", "namespace", name, "--output=json"))
+        held = [c for c in namespace["status"].get("conditions", []) if c["status"] == "True"]
+        said += [f"{name}: {c['type']}: {c['message']}" for c in held] or [f"{name}: no condition"]
+    for kind in ("pods", "dtj"):
+        for one in objects(kind):
+            meta = one["metadata"]
+            facts = {
+                "deleted": meta.get("deletionTimestamp"),
+                "finalizers": meta.get("finalizers"),
+                "node": one["spec"].get("nodeName"),
+                "phase": one.get("status", {}).get("phase"),
+            }
+            said.append(f"{kind}/{meta['name']}: {facts}")
+    return "; ".join(said)
+
+
+def test_the_namespaces_of_the_tests_go_with_all_that_is_in_them() -> None:
+    try:
+        until("the tests' namespaces to be gone", lambda: not left(), 120)
+    except AssertionError:
+        held = [one for kind in ("pods", "dtj") for one in objects(kind) if one["metadata"].get("finalizers")]
+        assert not held, story()
+        # The kubelet does not end these pods. dtj holds none: without the pods, the namespaces go.
+        note(f"pods that the kubelet did not end, which the test removes: {story()}")
+        for pod in objects("pods"):
+            kubectl(
+                "delete", "pod", pod["metadata"]["name"], f"--namespace={pod['metadata']['namespace']}",
+                "--force", "--grace-period=0", "--wait=false",
+            )  # fmt: skip
+        try:
+            until("the namespaces to be gone without these pods", lambda: not left(), 20)
+        except AssertionError:
+            pytest.fail(story())
