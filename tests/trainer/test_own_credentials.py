@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from tests.trainer.conftest import ObjectStore
+from tests.trainer.s3_listener import Listener, listening
 from tests.unit.support.configured_cluster import configured_cluster
 from tests.unit.support.http_cluster import HttpCluster
 from tests.unit.support.jobs import manifest, stored
@@ -39,37 +38,10 @@ ENDED = {"phase": "Failed", "conditions": [{"type": "Failed", "status": "True", 
          "lastTransitionTime": "2026-11-21T13:00:00Z"}]}  # fmt: skip
 
 
-class Listener:
-    """An S3 endpoint that keeps the headers of each request."""
-
-    def __init__(self) -> None:
-        seen = self.seen = list[str]()
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                seen.append(f"{self.path}\n{self.headers}")
-                self.send_response(404)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            do_HEAD = do_PUT = do_POST = do_GET
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    made = Listener()
-    thread = threading.Thread(target=made.server.serve_forever, daemon=True)
-    thread.start()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
-    thread.join()
+    with listening() as made:
+        yield made
     assert not any(OWN in headers or OWN_TOKEN in headers for headers in made.seen)
 
 

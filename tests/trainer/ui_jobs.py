@@ -198,8 +198,13 @@ def fill_history(uri: str, environment: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator[Ui]:
-    """Run the program beside an API server in this process. empty: without any job."""
+def served(
+    folder: Path, store: ObjectStore, *, empty: bool = False, own: Mapping[str, str] | None = None
+) -> Iterator[Ui]:
+    """Run the program beside an API server in this process.
+
+    empty: without any job. own: the user's variables; by default those of the store, and the history.
+    """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -221,7 +226,7 @@ def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator
             fill(cluster, store.environment)
             fill_history(history, store.environment)
         write_kubeconfig(folder / "config", cluster.url)
-        with _program(folder, store, history) as address:
+        with _program(folder, own or {**store.environment, "DTJ_ARTIFACTS": history}) as address:
             yield Ui(address, cluster, history)
     finally:
         loop.call_soon_threadsafe(ended.set)
@@ -232,7 +237,6 @@ def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator
         loop.close()
 
 
-def _program(folder: Path, store: ObjectStore, history: str) -> AbstractContextManager[str]:
-    environment = {**os.environ, **store.environment, "KUBECONFIG": str(folder / "config")}
-    environment |= {"XDG_CACHE_HOME": str(folder), "DTJ_ARTIFACTS": history}
+def _program(folder: Path, own: Mapping[str, str]) -> AbstractContextManager[str]:
+    environment = {**os.environ, **own, "KUBECONFIG": str(folder / "config"), "XDG_CACHE_HOME": str(folder)}
     return ui_program.running(folder, environment)

@@ -9,7 +9,9 @@ from typing import Any
 from dtj.api.job import Manifest
 
 MASK = "(hidden)"
-_SECRET = re.compile(r"(?i)(pass(word|wd|phrase)?|secret|token|(api|access|private)[-_]?key|credential)")
+_SECRET = re.compile(
+    r"(?i)(pass(word|wd|phrase)?|secret|token|(api|access|private)[-_]?key|[-_]key$|credential)"
+)
 # Tokens of a text are none of an account: `--max-tokens` and `--pad-token` stay.
 _HIDDEN_OPTION = (
     r"(?:(?!(?:pad|eos|bos|unk|cls|sep|mask)[-_]token)[\w.-])*?"

@@ -16,7 +16,15 @@ from dtj.client import Artifacts, DistributedTrainingJob, JobEvent, LogLine, Log
 from dtj.client.bucket_logs import bucket_log
 from dtj.client.last_sign import last_sign
 from dtj.client.log_source import Selection
-from dtj.client.past_job import Unreadable, manifest_of, read_end, read_run, recorded_uid, written
+from dtj.client.past_job import (
+    MOST_RECORD_BYTES,
+    Unreadable,
+    manifest_of,
+    read_end,
+    read_run,
+    recorded_uid,
+    written,
+)
 from dtj.client.store_environment import S3_ENDPOINT, user_environment
 from dtj.client.views import event_of_condition
 from dtj_trainer import contract
@@ -125,7 +133,7 @@ class BucketPlace:
 
     def _optional(self, key: str) -> bytes | None:
         try:
-            return self._artifacts.read(key)
+            return self._artifacts.begin_of(key, MOST_RECORD_BYTES)
         except NotFound:
             return None
 
@@ -149,7 +157,8 @@ class BucketPlace:
         status: dict[str, Any] = {"artifacts": artifacts}
         # An image without dtj_trainer claims nothing.
         with suppress(NotFound, ValueError, KeyError, TypeError):
-            status["attempt"] = int(json.loads(self._artifacts.read(contract.CLAIM_FILE))["attempt"])
+            claim = self._artifacts.begin_of(contract.CLAIM_FILE, MOST_RECORD_BYTES)
+            status["attempt"] = int(json.loads(claim)["attempt"])
         return status
 
 

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from dtj.api.errors import NotFound, Unreachable, Unusable
-from dtj.api.yaml_lines import read_documents
+from dtj.api.yaml_lines import MOST_BYTES, read_documents
 from dtj_trainer import contract
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _REMEDY = (
 )
 
 _PIECE_BYTES = 8 << 20
+_FIRST_PIECE_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,41 @@ class Artifacts:
         """Return the content of one object, or of all segments of a segmented file."""
         return b"".join(self.pieces(self._parts(key)))
 
+    def begin_of(self, key: str, most: int) -> bytes:
+        """Return the first bytes of an object. most: their largest number."""
+        with explained():
+            found = self.store.get_changed(key, None, most)
+        return found[0] if found else b""
+
+    def end_of(self, key: str, most: int) -> tuple[bytes, bool]:
+        """Return the last bytes of an object or of a segmented file, and whether they are the whole file.
+
+        most: their largest number.
+        """
+        from dtj_trainer.artifacts.stored_segments import fetched
+
+        sizes = self._sizes_of(key)
+        left, ranges = most, dict[str, tuple[int, int]]()
+        for part, size in reversed(sizes):
+            taken = min(size, left)
+            if taken:
+                ranges[part] = (size - taken, taken)
+                left -= taken
+        with explained():
+            found = fetched(lambda part: self.store.get_range(part, *ranges[part]), [*reversed(ranges)])
+            return b"".join(found) if ranges else b"", sum(size for _, size in sizes) <= most
+
+    def backwards(self, parts: Sequence[tuple[str, int]]) -> Iterator[bytes]:
+        """Yield the content of segments (key, size in bytes) from its end: first a little, then more and more."""
+        piece = _FIRST_PIECE_BYTES
+        for key, size in reversed(parts):
+            end = size
+            while end:
+                begin = max(0, end - piece)
+                with explained():
+                    yield self.store.get_range(key, begin, end - begin)
+                end, piece = begin, min(2 * piece, _PIECE_BYTES)
+
     def pieces(self, keys: Sequence[str]) -> Iterator[bytes]:
         """Yield the contents of objects in the order of the keys. Several requests run at a time."""
         from dtj_trainer.artifacts.stored_segments import fetched
@@ -105,12 +141,7 @@ class Artifacts:
 
         Raises NotFound at once, before the first piece.
         """
-        with explained():
-            sizes = {stored.key: stored.size for stored in self.store.named(key)}
-        parts = joined(sizes).get(key)
-        if parts is None:
-            raise NotFound(f"there is no {self.store.uri(key)}", "`dtj artifacts ls` lists the objects")
-        return self._ranges([(part, sizes[part]) for part in parts])
+        return self._ranges(self._sizes_of(key))
 
     def checkpoints(self) -> list[StoredCheckpoint]:
         """List the complete checkpoints, ordered by step."""
@@ -133,7 +164,9 @@ class Artifacts:
     def job(self) -> dict[str, Any]:
         """Return the manifest of the job in job.yaml. Raises Unusable if job.yaml contains no object."""
         name = f"{self.uri}/{contract.JOB_FILE}"
-        documents = read_documents(self.read(contract.JOB_FILE).decode(errors="replace"), name)
+        # One more than `read_documents` takes: it then says that the file is too large.
+        content = self.begin_of(contract.JOB_FILE, MOST_BYTES + 1)
+        documents = read_documents(content.decode(errors="replace"), name)
         manifests = [document.data for document in documents if isinstance(document.data, dict)]
         if not manifests:
             raise Unusable(f"{name}: has no object")
@@ -150,6 +183,15 @@ class Artifacts:
         """Return the keys of the segments of a file, or only the key of the file if the file has no segments."""
         with explained():
             return joined(stored.key for stored in self.store.named(key)).get(key, [key])
+
+    def _sizes_of(self, key: str) -> list[tuple[str, int]]:
+        """Return the segments of a file with their sizes in bytes. Raises NotFound if there is no such file."""
+        with explained():
+            sizes = {stored.key: stored.size for stored in self.store.named(key)}
+        parts = joined(sizes).get(key)
+        if parts is None:
+            raise NotFound(f"there is no {self.store.uri(key)}", "`dtj artifacts ls` lists the objects")
+        return [(part, sizes[part]) for part in parts]
 
     def _ranges(self, parts: Sequence[tuple[str, int]]) -> Iterator[bytes]:
         for key, size in parts:

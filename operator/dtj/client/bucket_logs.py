@@ -22,9 +22,10 @@ def bucket_log(artifacts: Artifacts, selection: Selection) -> Iterator[LogLine]:
     The query's `tail` limits how many segments of a log are fetched. Raises NotFound if the bucket has no such log.
     """
     attempt, tail = selection.query.attempt, selection.query.tail
+    sizes = {stored.key: stored.size for stored in artifacts.ls(contract.LOGS)}
     logs: dict[str, dict[int, list[str]]] = {}
     """The keys of a log's segments, by name and attempt."""
-    for file, keys in joined(stored.key for stored in artifacts.ls(contract.LOGS)).items():
+    for file, keys in joined(sizes).items():
         match = _FILE.fullmatch(file)
         if match and attempt in (None, int(match[1])):
             logs.setdefault(match[2], {}).setdefault(int(match[1]), []).extend(keys)
@@ -37,22 +38,31 @@ def bucket_log(artifacts: Artifacts, selection: Selection) -> Iterator[LogLine]:
         if tail is None:
             yield from _wanted(_lines(artifacts.pieces(keys)), source, selection)
         else:
-            yield from _last(artifacts, keys, source, selection, tail)
+            yield from _last(artifacts, [(key, sizes[key]) for key in keys], source, selection)
 
 
 def _last(
-    artifacts: Artifacts, keys: Sequence[str], source: str, selection: Selection, count: int
+    artifacts: Artifacts,
+    parts: Sequence[tuple[str, int]],
+    source: str,
+    selection: Selection,
 ) -> list[LogLine]:
-    """Return the last lines of a log. Read its segments from the last segment backwards."""
+    """Return the last lines of a log. Read its segments (key, size) backwards, as far as the lines need it."""
+    count, most = selection.query.tail or 0, selection.query.tail_bytes
     lines: list[LogLine] = []
-    # The first line of the segments read so far. The preceding segment may contain the start of that line.
+    # The first line of what is read so far. What precedes may contain the start of that line.
     begin = b""
-    for key in reversed(keys):
-        content = b"".join(artifacts.pieces([key])) + begin
-        line, end, rest = content.partition(b"\n")
+    read = 0
+    for piece in artifacts.backwards(parts):
+        read += len(piece)
+        line, end, rest = (piece + begin).partition(b"\n")
         lines[:0] = _wanted(_lines([rest]), source, selection)
         begin = line + end
         if len(lines) >= count:
+            break
+        if most is not None and read >= most:
+            # Of a line that is longer than that, the end.
+            lines = lines or [*_wanted(_lines([begin]), source, selection)]
             break
     else:
         lines[:0] = _wanted(_lines([begin]), source, selection)

@@ -18,7 +18,7 @@ from dtj.client.artifacts import explained
 from dtj.client.history_cache import CacheLost, HistoryCache, Known, cache_file
 from dtj.client.history_query import HistoryQuery, SortBy, row_of
 from dtj.client.last_sign import last_sign
-from dtj.client.past_job import PastJob, RunRecord, Unreadable, read_end, read_run
+from dtj.client.past_job import MOST_RECORD_BYTES, PastJob, RunRecord, Unreadable, read_end, read_run
 from dtj.client.past_options import Options, read_options
 from dtj.client.store_environment import endpoint_of, user_environment
 from dtj_trainer.contract.history import END_FILE, INDEX, RUN_FILE, IndexEntry, index_key, parsed_index_key
@@ -37,8 +37,6 @@ _BATCH = 512
 _PAGE = 1000
 _FIRST_PAGE = 100
 """The index grew little since the last look."""
-_MOST_BYTES = 1 << 20
-"""Of a record. A record is some kilobytes."""
 DAY = 86_400.0
 _LOOK_SECONDS = 60.0
 """A record that may change is looked at again after this time; at once if a command shows the job."""
@@ -144,7 +142,7 @@ class History:
         key = f"{entry.prefix}/{RUN_FILE}"
         with explained():
             try:
-                found = self._store.get_changed(key, None, _MOST_BYTES)
+                found = self._store.get_changed(key, None, MOST_RECORD_BYTES)
                 return read_run(found[0], entry.uid) if found else None
             except (NoSuchKey, Unreadable):
                 return None
@@ -266,7 +264,7 @@ class History:
 
         with explained():
             try:
-                return self._store.get_changed(f"{entry.prefix}/{END_FILE}", etag, _MOST_BYTES)
+                return self._store.get_changed(f"{entry.prefix}/{END_FILE}", etag, MOST_RECORD_BYTES)
             except NoSuchKey:
                 return b"", ""
 

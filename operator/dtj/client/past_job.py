@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 """The version of run.json and end.json that this release reads."""
+MOST_RECORD_BYTES = 1 << 20
+"""So much of a record is read. A record is some kilobytes."""
 _WORKER = "worker"
 
 

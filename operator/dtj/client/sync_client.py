@@ -14,6 +14,8 @@ from dtj.client.async_client import AsyncClient
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_END_SECONDS = 10.0
+"""The longest wait for the cluster at the end, in which cancelled work cleans up."""
 
 
 def _blocking(
@@ -38,6 +40,18 @@ def _iterating(
         return self._iterate(method(self._client, *args, **kwargs))
 
     return call
+
+
+async def _end_others() -> None:
+    """Cancel what other threads wait for, and let it end as after an error.
+
+    `scale` then resumes the job that it suspended.
+    """
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=_END_SECONDS)
 
 
 class Client:
@@ -74,6 +88,7 @@ class Client:
         if self._loop.is_closed():
             return
         try:
+            self._run(_end_others())
             self._run(self._client.close())
             self._run(self._loop.shutdown_asyncgens())
         finally:

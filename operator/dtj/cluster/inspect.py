@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 from dtj.api.identity import GROUP, PLURAL
 from dtj.api.job import Manifest
+from dtj.cluster.paths import segment
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import UserApi
 
@@ -71,12 +70,12 @@ class Inspector(UserApi):
     async def quotas(self, namespace: str) -> list[Manifest]:
         """List the ResourceQuotas of a namespace."""
         return (
-            await self._list(f"/api/v1/namespaces/{quote(namespace)}/resourcequotas", "ResourceQuota", {})
+            await self._list(f"/api/v1/namespaces/{segment(namespace)}/resourcequotas", "ResourceQuota", {})
         )[0]
 
     async def remove_pod(self, pod: Manifest) -> None:
         """Delete a pod without a grace period. A pod that does not exist is not an error."""
-        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+        path = f"/api/v1/namespaces/{segment(pod['metadata']['namespace'])}/pods/{segment(pod['metadata']['name'])}"
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
         try:
             await self._request("DELETE", path, "Pod", options)

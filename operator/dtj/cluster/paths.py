@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from dtj.api.identity import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_KIND, MPIJOB_PLURAL
-from dtj.cluster.port import Selection
+from dtj.cluster.port import ApiError, Selection
 
 _PLURALS = {
     ("v1", "Pod"): "pods",
@@ -26,7 +28,7 @@ _PLURALS = {
 
 def object_path(manifest: Manifest) -> str:
     """Return the path of one object."""
-    return f"{collection_path(manifest)}/{manifest['metadata']['name']}"
+    return f"{collection_path(manifest)}/{segment(manifest['metadata']['name'])}"
 
 
 def collection_path(manifest: Manifest) -> str:
@@ -41,10 +43,21 @@ def selection_path(selection: Selection) -> str:
 
 def job_path(namespace: str, name: str) -> str:
     """Return the path of a DistributedTrainingJob."""
-    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}"
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{segment(namespace)}/{PLURAL}/{segment(name)}"
+
+
+def segment(name: str) -> str:
+    """Return a name of an object or a namespace as one segment of a path.
+
+    Raises ApiError, as the API server answers for a name that no object has, for a name that a client would take out
+    of the path: `DELETE …/jobs/.` would delete all jobs of the namespace.
+    """
+    if name.strip() in ("", ".", ".."):
+        raise ApiError(404, "NotFound", f'"{name}" not found')
+    return quote(name, safe="")
 
 
 def _path(version: str, kind: str, namespace: str | None) -> str:
     root = f"/api/{version}" if "/" not in version else f"/apis/{version}"
     plural = _PLURALS[version, kind]
-    return f"{root}/{plural}" if namespace is None else f"{root}/namespaces/{namespace}/{plural}"
+    return f"{root}/{plural}" if namespace is None else f"{root}/namespaces/{segment(namespace)}/{plural}"

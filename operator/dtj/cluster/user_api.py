@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import aiohttp
 import yaml
@@ -19,6 +19,7 @@ from dtj.api.job import Manifest
 from dtj.cluster import user_agent
 from dtj.cluster.api import KubernetesApi, own_namespace
 from dtj.cluster.kubernetes_client import api_client, client, config
+from dtj.cluster.paths import segment
 from dtj.cluster.port import ApiError
 from dtj.cluster.rest_client import MERGE_PATCH
 
@@ -69,22 +70,22 @@ class UserApi(KubernetesApi):
 
     async def patch_job(self, namespace: str, name: str, patch: Manifest) -> Manifest:
         """Merge a patch into a job."""
-        return await self._request("PATCH", f"{_jobs(namespace)}/{quote(name)}", KIND, patch, MERGE_PATCH)
+        return await self._request("PATCH", f"{_jobs(namespace)}/{segment(name)}", KIND, patch, MERGE_PATCH)
 
     async def delete_job(self, namespace: str, name: str) -> None:
         """Delete a job. Kubernetes then deletes the objects that the job owns."""
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
-        await self._request("DELETE", f"{_jobs(namespace)}/{quote(name)}", KIND, options)
+        await self._request("DELETE", f"{_jobs(namespace)}/{segment(name)}", KIND, options)
 
     async def list_pods(self, namespace: str, job: str) -> list[Manifest]:
         """List the pods of a job."""
         query = {"labelSelector": f"{LABEL_JOB}={job}"}
-        return (await self._list(f"/api/v1/namespaces/{quote(namespace)}/pods", "Pod", query))[0]
+        return (await self._list(f"/api/v1/namespaces/{segment(namespace)}/pods", "Pod", query))[0]
 
     async def list_pod_metrics(self, namespace: str, job: str) -> list[Manifest] | None:
         """List what the pods of a job use now; None where the cluster has no metrics-server."""
         query = {"labelSelector": f"{LABEL_JOB}={job}"}
-        path = f"/apis/metrics.k8s.io/v1beta1/namespaces/{quote(namespace)}/pods"
+        path = f"/apis/metrics.k8s.io/v1beta1/namespaces/{segment(namespace)}/pods"
         try:
             return (await self._list(path, "PodMetrics", query))[0]
         except ApiError as error:
@@ -94,7 +95,7 @@ class UserApi(KubernetesApi):
 
     async def list_events(self, namespace: str) -> list[Manifest]:
         """List all events of a namespace."""
-        return (await self._list(f"/api/v1/namespaces/{quote(namespace)}/events", "Event", {}))[0]
+        return (await self._list(f"/api/v1/namespaces/{segment(namespace)}/events", "Event", {}))[0]
 
     async def pod_log(
         self,
@@ -111,13 +112,13 @@ class UserApi(KubernetesApi):
         query |= {"follow": "true"} if follow else {}
         query |= {} if tail is None else {"tailLines": str(tail)}
         query |= {} if since is None else {"sinceTime": since}
-        path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}/log"
+        path = f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(pod)}/log"
         async for line in self._lines(path, "Pod", query, _LOG_TIMEOUT):
             yield line.decode(errors="replace")
 
     async def secret(self, namespace: str, name: str) -> dict[str, str]:
         """Read the data of a Secret."""
-        path = f"/api/v1/namespaces/{quote(namespace)}/secrets/{quote(name)}"
+        path = f"/api/v1/namespaces/{segment(namespace)}/secrets/{segment(name)}"
         data = (await self._request("GET", path, "Secret")).get("data") or {}
         return {key: b64decode(value).decode(errors="replace") for key, value in data.items()}
 
@@ -190,5 +191,5 @@ async def _load(settings: client.Configuration, context: str | None, kubeconfig:
 
 
 def _jobs(namespace: str | None) -> str:
-    below = f"/namespaces/{quote(namespace)}" if namespace else ""
+    below = f"/namespaces/{segment(namespace)}" if namespace else ""
     return f"/apis/{GROUP}/{VERSION}{below}/{PLURAL}"

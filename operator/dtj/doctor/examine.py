@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from dtj.api.errors import DtjError
@@ -17,6 +18,7 @@ from dtj.doctor.credentials import secret_checks
 from dtj.doctor.gather import look_at_cluster, look_for_job, run_pod
 from dtj.doctor.installation import installation_checks
 from dtj.doctor.probe import pod_checks, probe_pod
+from dtj.doctor.record import NAME, record_check, record_image, record_probe
 from dtj.plan.job import plan_job
 
 
@@ -37,9 +39,11 @@ async def examine(
     api = Inspector.of(user)
     where = namespace or api.namespace or "default"
     try:
-        checks = installation_checks(await look_at_cluster(api, where))
+        findings = await look_at_cluster(api, where)
+        checks = installation_checks(findings)
         if job is not None:
-            checks += await _job_checks(api, replace(job, namespace=where), with_pod=with_pod)
+            image = record_image(findings) if job.spec.artifacts else None
+            checks += await _job_checks(api, replace(job, namespace=where), image, with_pod=with_pod)
         return checks
     except ApiError as error:
         explained = explanation(error, api.host)
@@ -48,7 +52,9 @@ async def examine(
         await api.close()
 
 
-async def _job_checks(api: Inspector, job: Job, *, with_pod: bool) -> list[Check]:
+async def _job_checks(
+    api: Inspector, job: Job, image_of_records: str | None, *, with_pod: bool
+) -> list[Check]:
     plan, findings = plan_job(job), await look_for_job(api, job)
     secret = secret_checks(job, findings)
     checks = [*node_checks(job, plan, findings), *quota_checks(plan, findings), *secret]
@@ -58,7 +64,10 @@ async def _job_checks(api: Inspector, job: Job, *, with_pod: bool) -> list[Check
         return checks
     if any(check.verdict is Verdict.FAILED for check in secret):
         return [*checks, warning("pod", "DNS and S3 are not tested: the test pod would need the Secret")]
-    return [*checks, *await _probe(api, probe_pod(job, plan))]
+    async with asyncio.TaskGroup() as both:
+        of_job = both.create_task(_probe(api, probe_pod(job, plan)))
+        of_record = both.create_task(_record(api, job, image_of_records))
+    return [*checks, *of_job.result(), *of_record.result()]
 
 
 async def _mpi_operator(api: Inspector) -> Check:
@@ -76,3 +85,12 @@ async def _probe(api: Inspector, pod: Manifest) -> list[Check]:
         if error.status == 403:
             return [warning("pod", f"DNS and S3 are not tested: the test pod is refused: {error.message}")]
         return [failed("pod", f"the pod that tests DNS and S3 can't run: {error.message}")]
+
+
+async def _record(api: Inspector, job: Job, image: str | None) -> list[Check]:
+    if image is None:
+        return []
+    try:
+        return [record_check(await run_pod(api, record_probe(job, image)))]
+    except ApiError as error:
+        return [warning(NAME, f"{image} is not checked: the test pod is refused: {error.message}")]

@@ -93,11 +93,7 @@ def _operator(findings: ClusterFindings) -> Check:
         )
     if not findings.operators:
         return failed(name, "there is no Deployment of the operator", _INSTALL)
-    ours = [
-        each
-        for each in findings.operators
-        if findings.namespace in (_namespaces(each) or [findings.namespace])
-    ]
+    ours = operators_of(findings)
     if not ours:
         others = "; ".join(
             f"{_place(each)} runs the jobs of {', '.join(_namespaces(each))}" for each in findings.operators
@@ -130,6 +126,22 @@ def _operator(findings: ClusterFindings) -> Check:
     return ok(name, f"{place} is ready, {image}")
 
 
+def operators_of(findings: ClusterFindings) -> list[Manifest]:
+    """Return the Deployments that run the jobs of the namespace; none if they can't be read."""
+    if isinstance(findings.operators, Unread):
+        return []
+    return [
+        each
+        for each in findings.operators
+        if findings.namespace in (_namespaces(each) or [findings.namespace])
+    ]
+
+
+def operator_words(deployment: Manifest) -> list[str]:
+    """Return the command line of an operator."""
+    return [str(word) for word in _container(deployment).get("args") or []]
+
+
 def our_version() -> str:
     """Return the version of this dtj."""
     return metadata.version("dtj")
@@ -145,7 +157,7 @@ def _image(deployment: Manifest) -> str:
 
 def _namespaces(deployment: Manifest) -> list[str]:
     """Return the namespaces that the operator watches, from its flags. An empty list means all namespaces."""
-    words = " ".join(_container(deployment).get("args") or [])
+    words = " ".join(operator_words(deployment))
     return re.findall(r"--namespace[= ](\S+)", words)
 
 

@@ -27,7 +27,7 @@ _COPIED = (
     "hostAliases",
 )
 """Fields that the probe copies from the spec of the job's first pod."""
-_PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _REMEDIES = {
     ("DNS", Verdict.FAILED): "check that the DNS of the cluster runs: `kubectl -n kube-system get pods`",
     ("S3 artifacts", Verdict.FAILED): (
@@ -89,16 +89,16 @@ def ended(pod: Manifest) -> bool:
 
 def stuck(pod: Manifest) -> bool:
     """Return whether the kubelet failed to start the container and waits before the next try."""
-    return _waiting(pod)[0] in (
-        *_PULL_REASONS, "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
+    return waiting(pod)[0] in (
+        *PULL_REASONS, "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
     )  # fmt: skip
 
 
 def pod_checks(pod: Manifest) -> list[Check]:
     """Return the checks from the last state of the pod. The pod may not have ended."""
     image = pod["spec"]["containers"][0]["image"]
-    reason, message = _waiting(pod)
-    if reason in _PULL_REASONS:
+    reason, message = waiting(pod)
+    if reason in PULL_REASONS:
         return [
             failed(
                 "image",
@@ -106,7 +106,7 @@ def pod_checks(pod: Manifest) -> list[Check]:
                 "push the image to a registry of the nodes, or name an imagePullSecret in the template",
             )
         ]
-    state = _state(pod)
+    state = state_of(pod)
     end = state.get("terminated") or {}
     if reason or end.get("reason") in ("ContainerCannotRun", "StartError"):
         why = message or end.get("message") or reason
@@ -145,14 +145,15 @@ def _phase(pod: Manifest) -> str:
     return str((pod.get("status") or {}).get("phase", "Pending"))
 
 
-def _state(pod: Manifest) -> dict[str, Any]:
+def state_of(pod: Manifest) -> dict[str, Any]:
+    """Return the state of the container; empty if the kubelet has told none."""
     (status, *_) = (pod.get("status") or {}).get("containerStatuses") or [{}]
     return status.get("state") or {}
 
 
-def _waiting(pod: Manifest) -> tuple[str, str]:
+def waiting(pod: Manifest) -> tuple[str, str]:
     """Return why the container can't start: a reason and a message. Both are empty while the start continues."""
-    waiting = _state(pod).get("waiting") or {}
+    waiting = state_of(pod).get("waiting") or {}
     reason = waiting.get("reason") or ""
     return (
         ("", "")

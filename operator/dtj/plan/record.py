@@ -6,7 +6,7 @@ The pod has the job's own credentials, as the job's TensorBoard has. The operato
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtj.api.identity import LABEL_MANAGED_BY, LABEL_RECORD, MANAGER
@@ -48,11 +48,16 @@ def record_pod(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: s
     name = record_name(job.name, job.short_uid, status.current_attempt, ended=status.finished)
     # Without LABEL_JOB, as the pod of the TensorBoard: it is no pod of the job, and not behind the job's Service.
     labels = {"app.kubernetes.io/name": "dtj-record", LABEL_MANAGED_BY: MANAGER, LABEL_RECORD: job.name}
+    pod = record_template(job, image, env)
+    return {**pod, "metadata": {**metadata(job, name), "labels": labels}}
+
+
+def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
+    """Return the record pod of a job without its metadata. env: variables besides those of the job's bucket."""
     config = mpijob_config_name if job.spec.by_mpi_operator else config_name
     pod: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {**metadata(job, name), "labels": labels},
         "spec": {
             "restartPolicy": "Never",
             "activeDeadlineSeconds": DEADLINE_SECONDS,

@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             port, token = listening.getsockname()[1], secrets.token_urlsafe(32)
             config = uvicorn.Config(
                 application(Sources(client, options.context, options.history), token=token, port=port),
+                # httptools, which uvicorn takes where it is installed, reads headers of any size.
+                http="h11",
                 ws="none",
                 lifespan="off",
                 log_level="warning",

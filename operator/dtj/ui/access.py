@@ -7,12 +7,16 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 API = "/api/"
+MOST_BODY_BYTES = 8 << 20
+"""Of a request. The largest is a job file of 1 MiB, each character of which JSON may write as six."""
+_TOO_LARGE = f"the request is larger than {MOST_BODY_BYTES >> 20} MiB"
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -81,7 +85,7 @@ class Access:
             await send(message)
 
         refused = self._refusal(scope)
-        await (refused or self._app)(scope, receive, sent)
+        await (refused or self._app)(scope, _limited(receive), sent)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         if _one(scope, b"host") not in self._hosts:
@@ -89,6 +93,8 @@ class Access:
         origins = _all(scope, b"origin")
         if any(origin not in self._origins for origin in origins):
             return _answer(HTTPStatus.FORBIDDEN, "the request comes from another page")
+        if not _is_small(_all(scope, b"content-length")):
+            return _answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE)
         if scope["path"].startswith(API) and not self._has_token(scope):
             return _answer(
                 HTTPStatus.UNAUTHORIZED,
@@ -100,6 +106,25 @@ class Access:
     def _has_token(self, scope: Scope) -> bool:
         given = _one(scope, b"authorization")
         return given is not None and hmac.compare_digest(given, self._wanted)
+
+
+def _limited(receive: Receive) -> Receive:
+    """Return `receive`, which ends a request whose body is too large and had no Content-Length."""
+    size = 0
+
+    async def received() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > MOST_BODY_BYTES:
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE)
+        return message
+
+    return received
+
+
+def _is_small(lengths: Iterable[bytes]) -> bool:
+    return all(length.isdigit() and int(length[:20]) <= MOST_BODY_BYTES for length in lengths)
 
 
 def _all(scope: Scope, name: bytes) -> list[bytes]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 
 from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable, Unusable
 from dtj.ui import actions, files_of_jobs, jobs, ranks_of_jobs, reports
@@ -53,6 +54,7 @@ def application(sources: Sources, *, token: str, port: int) -> ASGIApp:
     app.include_router(actions.router(sources.client), prefix="/api/v1")
     app.exception_handler(DtjError)(_explained)
     app.exception_handler(RequestValidationError)(_misused)
+    app.exception_handler(HTTPException)(_refused)
     for path, (name, kind) in _FILES.items():
         _add_file(app, path, files("dtj.ui.page").joinpath(name).read_bytes(), kind)
     return Access(app, token, own_hosts(port))
@@ -77,3 +79,8 @@ async def _misused(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse(
         {"message": f"{where}: {first['msg']}", "remedy": None}, HTTPStatus.UNPROCESSABLE_ENTITY
     )
+
+
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"message": error.detail, "remedy": None}, error.status_code, error.headers)

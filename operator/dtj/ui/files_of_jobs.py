@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -10,11 +9,9 @@ from urllib.parse import quote
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
-from dtj.api.errors import NotFound
-from dtj.report.run import Metrics, read_metrics
 from dtj.ui.answers import Artifact
 from dtj.ui.curves import Curves, curves_of
-from dtj_trainer import contract
+from dtj.ui.metrics_of_jobs import metrics_of
 
 if TYPE_CHECKING:
     from dtj.ui.sources import Sources
@@ -33,10 +30,8 @@ def router(sources: Sources) -> APIRouter:
     @routes.get("/jobs/{namespace}/{name}/curves")
     def curves(namespace: str, name: str, uid: str = "") -> Curves:
         """Return the metrics of a job over its steps; none before the program has reported."""
-        metrics = Metrics([], 0)
-        with sources.find(namespace, name, uid).artifacts() as found, suppress(NotFound):
-            metrics = read_metrics(found.read(contract.METRICS_FILE))
-        return curves_of(metrics.rows, metrics.left_out)
+        with sources.find(namespace, name, uid).artifacts() as found, metrics_of(found) as metrics:
+            return curves_of(metrics.rows, metrics.left_out)
 
     @routes.get("/jobs/{namespace}/{name}/artifacts")
     def artifacts(namespace: str, name: str, uid: str = "") -> list[Artifact]:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from dtj.ui.sources import Sources
 
 _MOST_LINES = 5000
+_MOST_BYTES = 8 << 20
+"""Of the end of each log in the bucket."""
+_LONGEST_LINE = 4000
+"""Characters of a line. A program may write a gigabyte without a new line."""
 _MOST_PAST = 1000
 
 
@@ -76,13 +80,15 @@ def router(sources: Sources) -> APIRouter:
 
         search: only lines with this text, in upper or lower case.
         """
-        query = LogQuery(rank=rank, attempt=attempt, tail=_MOST_LINES)
+        query = LogQuery(rank=rank, attempt=attempt, tail=_MOST_LINES, tail_bytes=_MOST_BYTES)
         wanted = search.casefold()
         lines, names, cut = [], set(), False
         for line in sources.find(namespace, name, uid).logs(query):
             names.add(line.source)
             if wanted in line.text.casefold():
-                lines.append((line.source, line.text, line.time.isoformat() if line.time else None))
+                lines.append(
+                    (line.source, line.text[:_LONGEST_LINE], line.time.isoformat() if line.time else None)
+                )
             if len(lines) > 2 * _MOST_LINES:
                 del lines[:_MOST_LINES]
                 cut = True

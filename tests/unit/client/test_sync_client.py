@@ -1,12 +1,18 @@
-"""The methods of Client: equal to those of AsyncClient in names, signatures and docstrings."""
+"""The methods of Client: equal to those of AsyncClient in names, signatures and docstrings. Its end."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+from concurrent.futures import CancelledError
+from threading import Thread
 
 import pytest
 
 from dtj.client import AsyncClient, Client
+from tests.unit.support.http_cluster import HttpCluster
+from tests.unit.support.jobs import stored
+from tests.unit.support.waiting import until
 
 METHODS = [name for name in vars(AsyncClient) if not name.startswith("_")]
 
@@ -17,3 +23,21 @@ def test_a_method_is_that_of_the_async_client(name: str) -> None:
     assert inspect.getdoc(here) == inspect.getdoc(there)
     assert isinstance(here, property) or inspect.signature(here) == inspect.signature(there)
     assert not inspect.iscoroutinefunction(here)
+
+
+async def test_the_end_of_the_client_ends_a_change_as_an_error_does(server: HttpCluster) -> None:
+    """Ctrl-C of `dtj scale` and of `dtj ui` while the job saves its checkpoint."""
+    server.cluster.put(stored())
+    client, ended = await asyncio.to_thread(Client), list[CancelledError]()
+
+    def scale() -> None:
+        try:
+            client.scale("mnist", {"worker": 3})
+        except CancelledError as error:
+            ended.append(error)
+
+    Thread(target=scale, daemon=True).start()
+    await until(lambda: len(server.patches) == 1)
+    await asyncio.to_thread(client.close)
+    await until(lambda: bool(ended))
+    assert [patch["spec"]["runPolicy"]["suspend"] for patch in server.patches] == [True, False]

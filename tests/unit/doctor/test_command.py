@@ -113,11 +113,21 @@ async def test_a_cluster_that_is_well(server: Server) -> None:
 async def test_a_job_that_can_run_and_the_pod_that_says_so(server: Server) -> None:
     checks = await examine(the_job())
     assert told(checks) == [
-        *WELL, ("room", "ok"), ("quota", "ok"), ("Secret", "ok"), ("image", "ok"), ("DNS", "ok")
+        *WELL, ("room", "ok"), ("quota", "ok"), ("Secret", "ok"), ("image", "ok"), ("DNS", "ok"),
+        ("record image", "ok"),
     ]  # fmt: skip
-    (name,) = server.pods
-    assert server.deleted == [name]
-    assert name.startswith("dtj-doctor-")
+    assert sorted(server.deleted) == sorted(server.pods)
+    assert all(name.startswith("dtj-doctor-") for name in server.pods)
+    images = {pod["spec"]["containers"][0]["image"] for pod in server.pods.values()}
+    assert images == {the_job().spec.image, "dtj-tensorboard:0.1.0"}
+
+
+async def test_no_pod_for_records_where_there_are_none(server: Server) -> None:
+    server.answers["/apis/apps/v1/deployments"] = {"items": [deployment(args=["--record-image=none"])]}
+    assert told(await examine(the_job()))[-1] == ("DNS", "ok")
+    server.answers["/apis/apps/v1/deployments"] = {"items": [deployment()]}
+    assert told(await examine(jobs.job()))[-1] == ("DNS", "ok"), "a job without artifacts"
+    assert all(not name.startswith("dtj-doctor-record") for name in server.pods)
 
 
 async def test_no_pod_where_none_is_wanted_or_its_secret_is_missing(server: Server) -> None:
@@ -143,7 +153,7 @@ async def test_the_pod_is_deleted_when_the_command_is_interrupted(server: Server
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert server.deleted == list(server.pods)
+    assert sorted(server.deleted) == sorted(server.pods)
 
 
 async def test_what_may_not_be_read_is_a_warning(server: Server) -> None:

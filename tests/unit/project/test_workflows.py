@@ -24,8 +24,19 @@ def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=40 * PATIENCE)
 
 
-def test_there_is_one_for_changes_and_one_for_releases() -> None:
-    assert [file.stem for file in FILES] == ["ci", "release"]
+def test_there_is_one_for_changes_one_for_releases_and_one_for_advisories() -> None:
+    assert [file.stem for file in FILES] == ["advisories", "ci", "release"]
+
+
+def test_advisories_are_looked_for_each_day_and_when_a_pin_changes() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/advisories.yaml").read_text())
+    events = workflow[True]  # YAML 1.1 reads `on` so.
+    assert events["schedule"]
+    for event in ("push", "pull_request"):
+        assert {"constraints.txt", "operator/page/package-lock.json"} <= {*events[event]["paths"]}
+        for path in events[event]["paths"]:
+            assert (ROOT / path).exists(), path
+    assert workflow["jobs"]["audit"]["steps"][-1]["run"] == "python -m tests.advisories"
 
 
 def test_github_takes_their_form(tmp_path: Path) -> None:
@@ -62,7 +73,7 @@ def test_zizmor_finds_no_fault(tmp_path: Path) -> None:
     assert run(*check, wrong).returncode != 0
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES[1:], ids=lambda file: file.stem)
 def test_images_for_cpus_are_made_of_a_pytorch_without_cuda(file: Path) -> None:
     """PyPI's PyTorch has CUDA, beside which docker/gpu_check.py refuses a Horovod without NCCL."""
     assert yaml.safe_load(file.read_text())["env"]["PIP_EXTRA_INDEX_URL"].endswith("/whl/cpu")
@@ -98,7 +109,7 @@ def test_one_action_has_one_version() -> None:
 
 def test_every_make_target_and_module_is_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    ci = yaml.safe_load(FILES[0].read_text())["jobs"]
+    ci = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())["jobs"]
     text = "\n".join(file.read_text() for file in FILES)
     named = {*ci["fast"]["strategy"]["matrix"]["target"], *re.findall(r"make (test-[a-z]+)", text)}
     assert named <= targets

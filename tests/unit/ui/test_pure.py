@@ -51,7 +51,8 @@ def test_a_restart_is_where_the_attempt_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["DB_PASSWORD", "aws_secret_access_key", "API-KEY", "HfToken", "PRIVATE_KEY"]
+    "name",
+    ["DB_PASSWORD", "aws_secret_access_key", "API-KEY", "HfToken", "PRIVATE_KEY", "DTJ_S3_SSE_CUSTOMER_KEY"],
 )
 def test_secret_values_are_hidden_everywhere(name: str) -> None:
     env = [{"name": name, "value": "s3cret"}, {"name": "LEVEL", "value": "info"}]
