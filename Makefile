@@ -170,8 +170,8 @@ page-picture: $(VENV)  ## take the picture of docs/serving.md: two models are tr
 	$(PY) docker/wheels.py --install --framework torch
 	$(PY) -m tests.page_picture
 
-ui-pictures: $(VENV)  ## take the pictures of docs/ui.md: example jobs in a real browser
-	$(PY) -m tests.ui_picture
+ui-pictures: $(VENV)  ## take the pictures of docs/ui.md, in a real browser, on the cluster of KUBECONFIG
+	$(PY) -m tests.cluster.ui_pictures
 
 cluster: $(VENV)  ## start Kubernetes and S3 on this machine, and print the exports that tests need
 	@$(PY) -m tests.cluster.up --cluster $(CLUSTER)

@@ -31,6 +31,7 @@ LONG = APART | {
     "test_suspension",
     "test_tensorboard",
     "test_torch_distributed",
+    "test_ui",
 }
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 """What a Chromium is called, here or there. Debian has the first, which is the smallest."""
 _REPORTS = """
+globalThis.presses = 0
+addEventListener("mousedown", () => { presses += 1 }, true)
 addEventListener("securitypolicyviolation", (event) =>
   console.error(`Content-Security-Policy: ${event.effectiveDirective} of ${event.sourceFile}:${event.lineNumber}`))
 """
@@ -78,6 +80,11 @@ class Visit:
 
     page: Page
     faults: list[str] = field(default_factory=list)
+
+    @property
+    def clicks(self) -> int:
+        """How often the mouse was pressed since the page was loaded."""
+        return int(self.page.evaluate("presses"))
 
 
 @contextmanager

@@ -11,6 +11,8 @@ that answer.
 A rank of PyTorch other than rank 0 exits with 0 once /dtj/run/leave is there. In the attempt that STUB_TAKES_PORT
 names, rank 0 finds its port taken.
 
+Once /dtj/run/hang is there, a rank other than rank 0 hangs until SIGTERM: it answers no more.
+
 Once /dtj/run/hurry is there, steps take no time, and checkpoints are made at the end and at SIGTERM alone: a training
 with many steps lasts until a test lets it end.
 
@@ -101,8 +103,15 @@ def answer(connection: socket.socket, told_to_end: threading.Event, *, may_leave
         if may_leave and is_told("leave"):
             say("this rank has no more examples")
             sys.exit(0)
+        if is_told("hang"):
+            waits_for_an_answer_that_never_comes(told_to_end)
         connection.sendall(SAVE_AND_END if told_to_end.is_set() else STEP)
     return asked == END
+
+
+def waits_for_an_answer_that_never_comes(told_to_end: threading.Event) -> None:
+    say("this rank hangs")
+    told_to_end.wait()
 
 
 class PeerGone(Exception):

@@ -67,7 +67,12 @@ def page(url: str, picture: Path | None = None) -> str:
         command.append(f"--screenshot={picture}")
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=90 * PATIENCE)
     if picture:
-        Image.open(picture).convert("P", palette=Image.Palette.ADAPTIVE, colors=COLOURS).save(
-            picture, optimize=True
-        )
+        make_small(picture)
     return done.stdout
+
+
+def make_small(picture: Path) -> None:
+    """Write a PNG again with the few colours that a page needs."""
+    Image.open(picture).convert("P", palette=Image.Palette.ADAPTIVE, colors=COLOURS).save(
+        picture, optimize=True
+    )

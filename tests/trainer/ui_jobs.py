@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.local.paths import CACHE
-from tests.trainer.conftest import BUCKET, ObjectStore, until
+from tests import ui_program
+from tests.trainer.conftest import BUCKET, ObjectStore
 from tests.unit.support import past_jobs
 from tests.unit.support.http_cluster import HttpCluster, http_cluster
 from tests.unit.support.jobs import manifest
@@ -240,28 +237,6 @@ def served(
         loop.close()
 
 
-@contextmanager
-def _program(folder: Path, own: Mapping[str, str]) -> Iterator[str]:
+def _program(folder: Path, own: Mapping[str, str]) -> AbstractContextManager[str]:
     environment = {**os.environ, **own, "KUBECONFIG": str(folder / "config"), "XDG_CACHE_HOME": str(folder)}
-    # matplotlib looks for the fonts of the machine once, for some seconds.
-    environment["MPLCONFIGDIR"] = str(CACHE / "matplotlib")
-    log = folder / "ui.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from dtj.cli.main import main; main()", "ui", "--no-browser"],
-            env=environment,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-
-        def address() -> str | None:
-            if process.poll() is not None:
-                raise AssertionError(f"dtj ui ended with {process.returncode}: {log.read_text()}")
-            found = re.search(r"^dtj ui: (http\S+)$", log.read_text(), re.MULTILINE)
-            return found[1] if found else None
-
-        yield until(address, "dtj ui prints its address", 60)
-    finally:
-        process.terminate()
-        process.wait()
+    return ui_program.running(folder, environment)

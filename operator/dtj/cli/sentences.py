@@ -17,11 +17,12 @@ _BEGINNINGS = {
     Phase.SUCCEEDED: "The job succeeded",
     Phase.FAILED: "The job failed",
 }
+_STALLED = "The job makes no progress"
 
 
 def sentence_of(status: JobStatus) -> str:
     """Return one line about the job: its phase, then what matters in that phase."""
-    begin = _BEGINNINGS[status.phase]
+    begin = _STALLED if _stalled(status) else _BEGINNINGS[status.phase]
     if details := _details(status):
         begin += f": {details}"
     if count := status.restarts.of_training:
@@ -34,7 +35,7 @@ def _details(status: JobStatus) -> str:
         return _cause(status)
     known = figures(status)
     if status.phase is Phase.RUNNING:
-        if status.holds(ConditionType.STALLED):
+        if _stalled(status):
             return _message(status, ConditionType.STALLED)
         return ", ".join(known[name] for name in ("step", "percent", "eta") if name in known)
     if status.phase is Phase.SUCCEEDED:
@@ -44,6 +45,10 @@ def _details(status: JobStatus) -> str:
             (c.message for c in status.conditions if c.status is not ConditionStatus.TRUE and c.message), ""
         )
     return _message(status, ConditionType.SUSPENDED)
+
+
+def _stalled(status: JobStatus) -> bool:
+    return status.phase is Phase.RUNNING and status.holds(ConditionType.STALLED)
 
 
 def _cause(status: JobStatus) -> str:

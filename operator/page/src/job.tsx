@@ -37,8 +37,8 @@ function Shown({ view, changed }: { view: JobView; changed: () => void }) {
   ];
   if (row.ended) facts.push(["Took", since(row.created, Date.parse(row.ended))]);
   if (row.progress?.examplesPerSecond) facts.push(["Examples/s", number(row.progress.examplesPerSecond)]);
-  if (row.progress?.loss !== undefined) facts.push(["Loss", number(row.progress.loss)]);
-  if (row.progress?.accuracy !== undefined) facts.push(["Accuracy", number(row.progress.accuracy)]);
+  if (typeof row.progress?.loss === "number") facts.push(["Loss", number(row.progress.loss)]);
+  if (typeof row.progress?.accuracy === "number") facts.push(["Accuracy", number(row.progress.accuracy)]);
   if (view.artifacts?.uri) facts.push(["Bucket", view.artifacts.uri]);
   if (view.artifacts?.checkpoint) {
     facts.push(["Checkpoint", `step ${view.artifacts.checkpoint.step}: ${view.artifacts.checkpoint.uri}`]);

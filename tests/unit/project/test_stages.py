@@ -69,7 +69,7 @@ def test_each_failed_test_is_told_in_one_line(folder: Path) -> None:
         """<testsuites><testsuite>
         <testcase classname="tests.cluster.a" name="good" time="1"/>
         <testcase classname="tests.cluster.a" name="skipped" time="0"><skipped message="no"/></testcase>
-        <testcase classname="tests.cluster.a" name="bad" time="1"><failure message="assert 1 &#10; == 2">t</failure>
+        <testcase classname="tests.cluster.a" name="bad" time="1"><failure message="assert 1 &#10; == 2">x</failure>
         </testcase>
         <testcase classname="tests.cluster.a" name="unset" time="0"><error message="failed on setup">text</error>
         </testcase></testsuite></testsuites>"""

@@ -111,6 +111,19 @@ def test_a_rank_of_pytorch_that_leaves_early_fails_rank_0(tmp_path: Path, starte
     assert (first.returncode, other.wait()) == (1, 0)
 
 
+@pytest.mark.parametrize("framework", ["Horovod", "PyTorch"])
+def test_a_rank_hangs_until_it_is_told_to_end(tmp_path: Path, started: list[Rank], framework: str) -> None:
+    (tmp_path / "rank-1/run").mkdir(parents=True)
+    (tmp_path / "rank-1/run/hang").touch()
+    first, other = start(tmp_path, started, framework=framework)
+    assert other.stdout
+    next(line for line in other.stdout if line == "this rank hangs\n")
+    assert first.poll() is None
+    other.send_signal(signal.SIGTERM)
+    assert "stopped at step 1, with a checkpoint" in first.communicate()[0]
+    assert (first.returncode, other.wait()) == (143, 143)
+
+
 def test_rank_0_of_pytorch_finds_its_port_taken_in_the_attempt_that_a_test_names(
     tmp_path: Path, started: list[Rank]
 ) -> None:

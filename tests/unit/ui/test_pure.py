@@ -84,3 +84,16 @@ def test_options_of_a_command_line() -> None:
 
 def test_a_job_without_a_status_is_new() -> None:
     assert sentence_of(JobStatus()) == "The operator has not seen the job yet"
+
+
+def test_a_job_that_stalls_does_not_train() -> None:
+    message = "all pods run, but the step has stayed at 90 for 300 s"
+    stalled = {
+        "type": "Stalled",
+        "status": "True",
+        "reason": "NoProgress",
+        "message": message,
+        "lastTransitionTime": "2026-11-21T12:00:00Z",
+    }
+    status = JobStatus.model_validate({"phase": "Running", "conditions": [stalled]})
+    assert sentence_of(status) == f"The job makes no progress: {message}"
