@@ -42,7 +42,7 @@ export function Ranks({ view }: { view: JobView }) {
         </ul>
       )}
       {found && found.ranks === 0 && <p>There are no samples of the ranks: the first arrive after two minutes.</p>}
-      {found && found.ranks > 1 && !found.findings.length && <p>No rank differs from the others.</p>}
+      {found && found.ranks > 1 && !found.findings.length && <p>The ranks use processors and GPUs alike.</p>}
       {found && found.ranks > 0 && (
         <>
           <Timeline data={found} />
