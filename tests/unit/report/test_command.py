@@ -128,7 +128,7 @@ class Stored(Artifacts):
         super().__init__("s3://bucket/jobs/ml/mnist-1", {})
         self._files = files
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, most: int | None = None) -> bytes:
         if key not in self._files:
             raise NotFound(f"{key} does not exist")
         return self._files[key]
