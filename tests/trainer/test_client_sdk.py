@@ -222,8 +222,10 @@ async def test_a_log_in_segments_is_one_log_of_which_the_end_is_read_alone(
     for suffix, content in pieces.items():
         store.put_bytes(f"{log}{suffix}", content)
     read: list[str] = []
-    get = Store.get_bytes
-    monkeypatch.setattr(Store, "get_bytes", lambda store, key: (read.append(key), get(store, key))[1])
+    get = Store.get_range
+    monkeypatch.setattr(
+        Store, "get_range", lambda store, key, *range_: (read.append(key), get(store, key, *range_))[1]
+    )
     async with client:
         found = [
             f"{line.source}: {line.text}" async for line in client.logs("of-buckets", LogQuery(tail=tail))

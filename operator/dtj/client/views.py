@@ -65,10 +65,10 @@ class LogQuery:
     """Whether to follow the output, over restarts, until the job has finished."""
     tail: int | None = None
     """The number of last lines of each pod; None means all lines."""
-    tail_bytes: int | None = None
-    """With `tail`: how many bytes of each log in the bucket are read, about; None means as many as the lines have."""
     attempt: int | None = None
     """The number of an earlier attempt, whose lines are in the bucket."""
+    tail_bytes: int | None = None
+    """With `tail`: how many bytes of each log in the bucket are read, about; None means as many as the lines have."""
 
     def __post_init__(self) -> None:
         if self.rank is not None and (self.role is not None or self.index is not None):
