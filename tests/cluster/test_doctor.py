@@ -51,7 +51,7 @@ def test_the_example_can_run(shared_namespace: Namespace) -> None:
     assert verdicts == dict.fromkeys(
         (
             *("CRD", "operator", "permissions", "quota", "Secret"),
-            *("image", "DNS", "S3 artifacts", "S3 conditions", "S3 data"),
+            *("image", "record image", "DNS", "S3 artifacts", "S3 conditions", "S3 data"),
         ),
         "ok",
     ), found
