@@ -95,15 +95,15 @@ class Artifacts:
 
         Raises Unusable for a file of more than `most` bytes.
         """
-        parts = self._parts(key)
-        if most is not None:
-            with explained():
-                sizes = {stored.key: stored.size for stored in self.store.named(key)}
-            if (total := sum(sizes.get(part, 0) for part in parts)) > most:
-                raise Unusable(
-                    f"{self.store.uri(key)} has {total} bytes; at most {most} are read here",
-                    "`dtj report` reads files of any size",
-                )
+        with explained():
+            sizes = {stored.key: stored.size for stored in self.store.named(key)}
+        parts = joined(sizes).get(key, [key])
+        total = sum(sizes.get(part, 0) for part in parts)
+        if most is not None and total > most:
+            raise Unusable(
+                f"{self.store.uri(key)} has {total} bytes; at most {most} are read here",
+                "`dtj report` reads files of any size",
+            )
         return b"".join(self.pieces(parts))
 
     def begin_of(self, key: str, most: int) -> bytes:
