@@ -14,7 +14,7 @@ MODES = ("Asynchronous", "Synchronous")
 def example(
     name: str, updates: str = "Asynchronous", *args: str, exports: bool = False, **spec: Any
 ) -> Manifest:
-    """The example under another name, on the local object store. `exports`: the model, which takes seconds."""
+    """The example under another name, on the local object store. `exports`: see `jobs.example`."""
     job = jobs.example(name, PS_EXAMPLE, exports=exports)
     job["spec"]["parameterServer"]["updates"] = updates
     job["spec"]["args"] += args

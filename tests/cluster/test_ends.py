@@ -74,7 +74,7 @@ class Jobs:
         return {job["metadata"]["name"]: job for job in self.namespace.list("dtj")}
 
     def wait_for(self, waited: list[Ending], ui: Page) -> dict[str, Said]:
-        """Return what is said of each job once it has ended and that is recorded."""
+        """Return what is said of each job, asked after the job has ended and its end is recorded."""
         said: dict[str, Said] = {}
 
         def all_ended() -> bool:

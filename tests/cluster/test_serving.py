@@ -69,7 +69,7 @@ def test_three_commands_lead_from_a_training_to_a_prediction(namespace: Namespac
 
 
 def _as_served(command: str) -> str:
-    """The command for this cluster. Before 1.21, policy/v1beta1 has the same PodDisruptionBudget."""
+    """The command for this cluster: a server before 1.21 has the PodDisruptionBudget in policy/v1beta1 alone."""
     if server_minor() >= POLICY_V1_SINCE:
         return command
     return command.replace("| kubectl apply", "| sed 's:^apiVersion. policy/v1$:&beta1:' | kubectl apply")

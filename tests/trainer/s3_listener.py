@@ -1,4 +1,4 @@
-"""An S3 endpoint that keeps what it is asked, and has nothing."""
+"""An S3 endpoint that has no objects, and keeps the path and the headers of each request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Listener:
-    """An S3 endpoint that keeps the headers of each request."""
+    """The running endpoint. `seen` has the path and the headers of each request."""
 
     def __init__(self, elsewhere: str | None) -> None:
         """elsewhere: to which each request is redirected; None: it is answered 404."""

@@ -25,7 +25,10 @@ _REMEDY = (
 
 
 def record_image(findings: ClusterFindings) -> str | None:
-    """Return the image of the record pods of the namespace; None if there are none, or if nobody may tell."""
+    """Return the image of the record pods of the namespace.
+
+    Returns None if the operator makes no record pods, or if its Deployment can't be read or is not the only one.
+    """
     operators = operators_of(findings)
     if len(operators) != 1:
         return None
@@ -62,7 +65,10 @@ def record_probe(job: Job, image: str) -> Manifest:
 
 
 def record_check(pod: Manifest) -> Check:
-    """Return the check from the last state of the pod. The pod may not have ended. A job runs without a record."""
+    """Return the check from the last state of the pod, which may still run.
+
+    A fault is a warning: a job trains without a record, too.
+    """
     image = pod["spec"]["containers"][0]["image"]
     reason, message = waiting(pod)
     if reason in PULL_REASONS:

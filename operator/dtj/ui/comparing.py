@@ -81,9 +81,9 @@ def _job_word(word: str) -> JobWord:
 
 
 def compared(sources: Sources, jobs: Sequence[JobWord], wishes: Wishes) -> Compared:
-    """Return the report of jobs. A job without metrics is left out. Raises DtjError.
+    """Return the report of several jobs, without the values of options whose names look secret.
 
-    Values of options whose names look secret are hidden.
+    A job whose metrics are missing or larger than MOST_BYTES is in `left_out`. Raises DtjError.
     """
     price = read_price(wishes.price) if wishes.price else None
     labels = _labels(jobs)
