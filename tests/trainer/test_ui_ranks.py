@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from tests.browser import NoBrowser, chromium, inaccessible, overflow, program, visiting
+from tests.browser import inaccessible, overflow, visiting
 from tests.trainer.conftest import ObjectStore
 from tests.trainer.ui_jobs import HOSTILE, Ui, add, served
 from tests.trainer.ui_ranks import STUCK, WAITING, fill_past, fill_stalled
@@ -25,16 +25,6 @@ def ui(tmp_path_factory: pytest.TempPathFactory, running_object_store: ObjectSto
         fill_stalled(running, running_object_store.environment)
         fill_past(running, running_object_store.environment)
         add(running.cluster, "fresh", "Running", [("Running", "True", "")])
-        yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    try:
-        program()
-    except NoBrowser as error:
-        pytest.fail(str(error))
-    with chromium() as running:
         yield running
 
 

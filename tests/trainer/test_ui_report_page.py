@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.browser import NoBrowser, chromium, inaccessible, overflow, program, visiting
+from tests.browser import inaccessible, overflow, visiting
 from tests.trainer.conftest import ObjectStore, until
 from tests.trainer.ui_jobs import HOSTILE, SECRET_VALUE, Ui, served
 
@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
 SCHEMES = ("light", "dark")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    try:
-        program()
-    except NoBrowser as error:
-        pytest.fail(str(error))
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import json
 import socket
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from urllib.parse import quote
 
 import pytest
@@ -181,35 +181,32 @@ def test_a_head_without_an_end_closes_the_connection(ui: Ui, begin: bytes) -> No
             pass
 
 
+def connected(ui: Ui) -> closing[http.client.HTTPConnection]:
+    """A connection to the server, which is closed at the end of the block."""
+    return closing(http.client.HTTPConnection(*ui.origin.removeprefix("http://").split(":"), timeout=60))
+
+
+def refused_for_its_size(connection: http.client.HTTPConnection) -> None:
+    """See the answer to a request with a large body."""
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["message"]) == (413, "the request is larger than 8 MiB")
+
+
 def test_a_large_body_is_refused_before_it_is_read(ui: Ui) -> None:
-    connection = http.client.HTTPConnection(*ui.origin.removeprefix("http://").split(":"), timeout=60)
-    try:
+    with connected(ui) as connection:
         connection.putrequest("POST", "/api/v1/validate")
         for name, value in (("Authorization", f"Bearer {ui.token}"), ("Content-Length", str(1 << 40))):
             connection.putheader(name, value)
         connection.endheaders()
-        answer = connection.getresponse()
-        assert (answer.status, json.loads(answer.read())["message"]) == (
-            413,
-            "the request is larger than 8 MiB",
-        )
-    finally:
-        connection.close()
+        refused_for_its_size(connection)
 
 
 def test_a_large_body_without_a_length_is_cut_off(ui: Ui) -> None:
-    connection = http.client.HTTPConnection(*ui.origin.removeprefix("http://").split(":"), timeout=60)
-    try:
+    with connected(ui) as connection:
         piece = b"x" * (1 << 20)
         headers = {"Authorization": f"Bearer {ui.token}", "Content-Type": "application/json"}
         connection.request("POST", "/api/v1/validate", iter([piece] * 9), headers, encode_chunked=True)
-        answer = connection.getresponse()
-        assert (answer.status, json.loads(answer.read())["message"]) == (
-            413,
-            "the request is larger than 8 MiB",
-        )
-    finally:
-        connection.close()
+        refused_for_its_size(connection)
 
 
 def test_a_wrong_request_is_told_in_a_sentence(ui: Ui) -> None:

@@ -139,6 +139,13 @@ class Document:
         return line
 
 
+def first_object(text: str, name: str) -> dict[str, Any] | None:
+    """Return the first object of a file; None without one. Raises Unusable, as `read_documents`."""
+    return next(
+        (document.data for document in read_documents(text, name) if isinstance(document.data, dict)), None
+    )
+
+
 def read_documents(text: str, name: str) -> list[Document]:
     """The documents of a file, of a List its objects; raises Unusable, with the line, where it can't be read."""
     documents: list[Document] = []

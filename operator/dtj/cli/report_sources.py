@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from dtj.api.errors import DtjError, NotFound, Unusable
-from dtj.api.yaml_lines import read_documents
+from dtj.api.yaml_lines import first_object
 from dtj.cli.places import PastChoice, Place, find
 from dtj.report.run import Metrics, Run, read_metrics
 from dtj.report.utilisation import files_to_read, read_lines
@@ -211,8 +211,6 @@ def _recorded(read: Read) -> JobStatus | None:
 
 def _job(read: Read) -> Mapping[str, Any] | None:
     try:
-        text = read(contract.JOB_FILE).decode(errors="replace")
-        documents = read_documents(text, contract.JOB_FILE)
+        return first_object(read(contract.JOB_FILE).decode(errors="replace"), contract.JOB_FILE)
     except (NotFound, Unusable):
         return None
-    return next((document.data for document in documents if isinstance(document.data, dict)), None)

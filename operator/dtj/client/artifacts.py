@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from dtj.api.errors import NotFound, Unreachable, Unusable
-from dtj.api.yaml_lines import MOST_BYTES, read_documents
+from dtj.api.yaml_lines import MOST_BYTES, first_object
 from dtj_trainer import contract
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ class Artifacts:
         return found[0] if found else b""
 
     def end_of(self, key: str, most: int) -> tuple[bytes, bool]:
-        """Return the last bytes of an object or of a segmented file, and whether they are the whole file.
+        """Return the last `most` bytes of a file, and whether the file has no more.
 
-        most: their largest number.
+        The file is an object or a segmented file. Raises NotFound.
         """
         from dtj_trainer.artifacts.stored_segments import fetched
 
@@ -178,11 +178,10 @@ class Artifacts:
         name = f"{self.uri}/{contract.JOB_FILE}"
         # One more than `read_documents` takes: it then says that the file is too large.
         content = self.begin_of(contract.JOB_FILE, MOST_BYTES + 1)
-        documents = read_documents(content.decode(errors="replace"), name)
-        manifests = [document.data for document in documents if isinstance(document.data, dict)]
-        if not manifests:
+        manifest = first_object(content.decode(errors="replace"), name)
+        if manifest is None:
             raise Unusable(f"{name}: has no object")
-        return manifests[0]
+        return manifest
 
     @cached_property
     def store(self) -> Store:

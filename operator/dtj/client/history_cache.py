@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dtj.client.history_query import Row
 
@@ -146,21 +146,20 @@ class HistoryCache:
 
     def contents(self, keys: Iterable[str]) -> dict[str, bytes]:
         """Return the content of end.json of the jobs whose end is in the cache."""
-
-        def read(db: sqlite3.Connection) -> dict[str, bytes]:
-            text = "SELECT record FROM jobs WHERE key = ? AND record IS NOT NULL"
-            found = ((key, db.execute(text, (key,)).fetchone()) for key in keys)
-            return {key: bytes(row[0]) for key, row in found if row}
-
-        return self._do(read)
+        found = self._by_key("SELECT record FROM jobs WHERE key = ? AND record IS NOT NULL", keys)
+        return {key: bytes(record) for key, record in found.items()}
 
     def options(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the options of the programs of the jobs whose options are in the cache, as JSON."""
+        found = self._by_key("SELECT options FROM options WHERE key = ?", keys)
+        return {key: str(options) for key, options in found.items()}
 
-        def read(db: sqlite3.Connection) -> dict[str, str]:
-            text = "SELECT options FROM options WHERE key = ?"
+    def _by_key(self, text: str, keys: Iterable[str]) -> dict[str, Any]:
+        """Return the value that a query has for each key, without the keys for which it has no row."""
+
+        def read(db: sqlite3.Connection) -> dict[str, Any]:
             found = ((key, db.execute(text, (key,)).fetchone()) for key in keys)
-            return {key: str(row[0]) for key, row in found if row}
+            return {key: row[0] for key, row in found if row}
 
         return self._do(read)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dtj.api.errors import Unusable
 from dtj.api.program_words import options_of_manifest
-from dtj.api.yaml_lines import read_documents
+from dtj.api.yaml_lines import first_object
 from dtj.client.artifacts import explained
 from dtj_trainer.contract import JOB_FILE
 from dtj_trainer.contract.history import IndexEntry, index_key
@@ -50,17 +50,12 @@ def _read(store: Store, prefix: str) -> Options:
             found = store.get_changed(f"{prefix}/{JOB_FILE}", None, _MOST_BYTES)
         except NoSuchKey:
             return {}
-    manifest = _manifest(found[0]) if found else None
-    options = options_of_manifest(manifest) if isinstance(manifest, dict) else {}
-    return {name[:_MOST_LETTERS]: options[name][:_MOST_LETTERS] for name in list(options)[:_MOST_OPTIONS]}
-
-
-def _manifest(content: bytes) -> Any:
     try:
-        documents = read_documents(content.decode(errors="replace"), JOB_FILE)
+        manifest = first_object(found[0].decode(errors="replace"), JOB_FILE) if found else None
     except Unusable:
-        return None
-    return next((document.data for document in documents if isinstance(document.data, dict)), None)
+        manifest = None
+    options = options_of_manifest(manifest or {})
+    return {name[:_MOST_LETTERS]: options[name][:_MOST_LETTERS] for name in list(options)[:_MOST_OPTIONS]}
 
 
 def _stored(text: str) -> Options:

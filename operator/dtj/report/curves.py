@@ -37,19 +37,10 @@ class MeasuredCurve:
         return self.name.partition(" ")[2]
 
 
-def curves_of(rows: Sequence[Row], most: int = MOST_POINTS) -> tuple[list[MeasuredCurve], list[int]]:
-    """Return the curves of the numbers that the rows have, the training's first, and the steps of the restarts.
-
-    most: points of a curve. A restart is the first step of an attempt after the first.
-    """
+def curves_of(rows: Sequence[Row], most: int = MOST_POINTS) -> list[MeasuredCurve]:
+    """Return the curves of the numbers that the rows have, the training's first. most: points of a curve."""
     points: dict[str, list[Point]] = {}
-    restarts: list[int] = []
-    attempt: object = None
     for row in rows:
-        now = row.values.get("attempt", attempt)
-        if attempt is not None and now != attempt:
-            restarts.append(row.step)
-        attempt = now
         if row.kind == "start":
             continue
         for name in row.values.keys() - _NO_MEASURES:
@@ -58,7 +49,19 @@ def curves_of(rows: Sequence[Row], most: int = MOST_POINTS) -> tuple[list[Measur
             if value is not None and (label in points or len(points) < _MOST_CURVES):
                 points.setdefault(label, []).append((row.step, value, row.time))
     names = sorted(points, key=_order)
-    return [MeasuredCurve(name, thinned(points[name], most)) for name in names], restarts
+    return [MeasuredCurve(name, thinned(points[name], most)) for name in names]
+
+
+def restarts_of(rows: Sequence[Row]) -> list[int]:
+    """Return the steps of the restarts: the first step of each attempt after the first."""
+    restarts: list[int] = []
+    attempt: object = None
+    for row in rows:
+        now = row.values.get("attempt", attempt)
+        if attempt is not None and now != attempt:
+            restarts.append(row.step)
+        attempt = now
+    return restarts
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:

@@ -12,7 +12,7 @@ from dtj.api.program_words import options_of_manifest
 from dtj.api.status import Failure, JobStatus, Phase
 from dtj.api.yaml_text import dump
 from dtj.report import html
-from dtj.report.curves import MeasuredCurve, curves_of
+from dtj.report.curves import MeasuredCurve, curves_of, restarts_of
 from dtj.report.documents import notes_of
 from dtj.report.drawing import drawing, key
 from dtj.report.html import said
@@ -95,8 +95,7 @@ def _curves(run: Run) -> Iterator[str]:
     rows = (
         sorted([*run.rows, *run.evaluator_rows], key=lambda row: row.time) if run.evaluator_rows else run.rows
     )
-    curves, _ = curves_of(rows, _MOST_POINTS)
-    _, restarts = curves_of(run.rows, 2)
+    curves, restarts = curves_of(rows, _MOST_POINTS), restarts_of(run.rows)
     if not curves:
         why = f": {run.unread}" if run.unread else ""
         yield f"<p>There are no metrics of the program{said(why)}.</p>"

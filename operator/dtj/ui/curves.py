@@ -34,7 +34,6 @@ class Curves(Answer):
 
 def curves_of(rows: Sequence[Row], left_out: int) -> Curves:
     """Return the curves of the numbers that the rows have, the training's first."""
-    found, restarts = curves.curves_of(rows)
     return Curves(
         curves=[
             Curve(
@@ -43,9 +42,9 @@ def curves_of(rows: Sequence[Row], left_out: int) -> Curves:
                 values=[value for _, value, _ in curve.points],
                 times=[time for _, _, time in curve.points],
             )
-            for curve in found
+            for curve in curves.curves_of(rows)
         ],
-        restarts=restarts,
+        restarts=curves.restarts_of(rows),
         started=rows[0].time if rows else None,
         left_out=left_out,
     )

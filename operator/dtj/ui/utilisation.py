@@ -134,10 +134,10 @@ def utilisation_of(usage: Usage, question: Question, *, files_unread: int, bytes
     steps = question.steps or {}
     found = conspicuous(usage, steps, question.seconds)
     grid = _Grid.of([stay for stays in usage.stays.values() for stay in stays])
-    shown = _chosen(usage, found, steps)[:MOST_ROWS]
-    rows = [_row(usage.stays[rank], grid, found, steps) for rank in sorted(shown, key=order)]
+    chosen = _chosen(usage, found, steps)
+    rows = [_row(usage.stays[rank], grid, found, steps) for rank in sorted(chosen[:MOST_ROWS], key=order)]
     asked = [rank for rank in dict.fromkeys(question.ranks) if rank in usage.stays]
-    drawn = (asked or _chosen(usage, found, steps))[:MOST_DRAWN]
+    drawn = (asked or chosen)[:MOST_DRAWN]
     attempts = list(usage.attempts().items())[-MOST_ATTEMPTS:]
     return Utilisation(
         began=grid.began if usage.stays else None,
