@@ -205,14 +205,15 @@ class AsyncClient:
         check_scaled(job, replicas)
         patch = {"spec": {"replicaSpecs": {role: {"replicas": count} for role, count in replicas.items()}}}
         suspend = not job.spec.run_policy.suspend
-        if suspend:
-            await self.suspend(name, namespace=namespace)
         try:
+            if suspend:
+                await self.suspend(name, namespace=namespace)
             await self.wait_for(name, ConditionType.SUSPENDED, timeout=timeout, namespace=namespace)
             with self._explained(namespace, name):
                 job = DistributedTrainingJob.from_cluster(await self._api.patch_job(namespace, name, patch))
         finally:
             # After an error, resume the job with the old number of replicas.
+            # A suspension whose answer was lost may stand in the cluster.
             if suspend:
                 await self.resume(name, namespace=namespace)
         return await self.get(name, namespace=namespace) if suspend else job

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
 from threading import Thread
 
 import pytest
+from aiohttp import web
 
 from dtj.client import AsyncClient, Client
 from tests.unit.support.http_cluster import HttpCluster
@@ -25,10 +27,22 @@ def test_a_method_is_that_of_the_async_client(name: str) -> None:
     assert not inspect.iscoroutinefunction(here)
 
 
-async def test_the_end_of_the_client_ends_a_change_as_an_error_does(server: HttpCluster) -> None:
-    """Ctrl-C of `dtj scale` and of `dtj ui` while the job saves its checkpoint."""
+@pytest.mark.parametrize("answered", [True, False], ids=["suspended", "answer outstanding"])
+async def test_the_end_of_the_client_ends_a_change_as_an_error_does(
+    server: HttpCluster, answered: bool
+) -> None:
+    """Ctrl-C of `dtj scale` and of `dtj ui` while the job saves its checkpoint, or before the first answer."""
     server.cluster.put(stored())
     client, ended = await asyncio.to_thread(Client), list[CancelledError]()
+    end = asyncio.Event()
+
+    async def lose_the_first(
+        request: web.Request, answer: Callable[[], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        response = await answer()
+        if request.method == "PATCH" and len(server.patches) == 1:
+            await end.wait()
+        return response
 
     def scale() -> None:
         try:
@@ -36,8 +50,13 @@ async def test_the_end_of_the_client_ends_a_change_as_an_error_does(server: Http
         except CancelledError as error:
             ended.append(error)
 
+    server.fault = None if answered else lose_the_first
     Thread(target=scale, daemon=True).start()
-    await until(lambda: len(server.patches) == 1)
+    await until(lambda: server.jobs["mnist"]["spec"].get("runPolicy", {}).get("suspend", False))
+    if answered:
+        await until(lambda: bool(server.watches))
     await asyncio.to_thread(client.close)
+    end.set()
     await until(lambda: bool(ended))
     assert [patch["spec"]["runPolicy"]["suspend"] for patch in server.patches] == [True, False]
+    assert not server.jobs["mnist"]["spec"]["runPolicy"]["suspend"]
