@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Iterator
+from copy import deepcopy
 
 import pytest
 from tests.trainer.conftest import ObjectStore
@@ -91,6 +92,21 @@ def test_actions_change_the_job(ui: Ui) -> None:
     assert ui("/api/v1/jobs/ml/running/resume", "POST").status == 200
     assert ui.cluster.jobs["running"]["spec"].get("runPolicy", {}).get("suspend") is False
     assert spec["replicaSpecs"] == ui.cluster.jobs["running"]["spec"]["replicaSpecs"]
+
+
+def test_actions_leave_another_job_of_the_name_alone(ui: Ui) -> None:
+    job, before = "/api/v1/jobs/ml/running", deepcopy(ui.cluster.jobs["running"])
+    for method, path, body in (
+        ("POST", f"{job}/suspend", None),
+        ("POST", f"{job}/resume", None),
+        ("POST", f"{job}/scale", {"replicas": {"worker": 3}}),
+        ("DELETE", job, None),
+    ):
+        refused = ui(f"{path}?uid=of-an-earlier-job", method, body)
+        assert (refused.status, "another job has its name" in refused.json["message"]) == (404, True), (
+            refused.json
+        )
+    assert ui.cluster.jobs["running"] == before
 
 
 def test_curves_have_the_restarts_and_the_peaks(ui: Ui) -> None:

@@ -81,7 +81,9 @@ def test_make_it_go_on(browser: Browser, ui: Ui) -> None:
         dialog = visit.page.get_by_role("dialog")
         assert "dtj resume suspended -n ml" in dialog.inner_text()
         assert ui.cluster.jobs["suspended"]["spec"]["runPolicy"]["suspend"] is True
-        dialog.get_by_role("button", name="Resume", exact=True).click()
+        uid = ui.cluster.jobs["suspended"]["metadata"]["uid"]
+        with visit.page.expect_request(f"**/jobs/ml/suspended/resume?uid={uid}"):
+            dialog.get_by_role("button", name="Resume", exact=True).click()
         visit.page.get_by_role("status").filter(has_text="suspended is being resumed").wait_for()
         assert ui.cluster.jobs["suspended"]["spec"]["runPolicy"]["suspend"] is False
         visit.page.get_by_role("button", name="Suspend").click()

@@ -14,8 +14,9 @@ from dtj.api.errors import DtjError, TimedOut
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.spec import ROLES
 from dtj.client.artifacts import Artifacts
+from dtj.client.changing import change, set_suspend
 from dtj.client.credentials import artifacts_of
-from dtj.client.failures import deleted, explained, missing
+from dtj.client.failures import deleted, explained, missing, replaced
 from dtj.client.job_logs import lines_of
 from dtj.client.log_source import Selection
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError
@@ -31,19 +32,17 @@ from dtj.client.views import (
     pod_of,
     usage_of,
 )
-from dtj.client.watching import changes
+from dtj.client.watching import changes, until_gone
 from dtj.cluster.user_api import UserApi, connect
 from dtj.status.suspension import is_deactivated
-
-_LOOK_SECONDS = 0.5
-"""Seconds between two requests for a job that is being deleted."""
 
 
 class AsyncClient:
     """Manage the jobs of a cluster. Use the client as `async with AsyncClient() as client`.
 
     Every method raises Unreachable if the cluster does not answer or denies the request, and NotFound if the job does
-    not exist. namespace: by default the namespace of the client.
+    not exist. namespace: by default the namespace of the client. uid: raise NotFound also if the job of this name has
+    another uid.
     """
 
     def __init__(
@@ -101,7 +100,9 @@ class AsyncClient:
         with self._explained(namespace, job.name):
             return DistributedTrainingJob.from_cluster(await self._api.create(manifest))
 
-    async def get(self, name: str, *, namespace: str | None = None) -> DistributedTrainingJob:
+    async def get(
+        self, name: str, *, namespace: str | None = None, uid: str | None = None
+    ) -> DistributedTrainingJob:
         """Return the current state of a job."""
         namespace = namespace or self.namespace
         about = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": namespace}}
@@ -109,7 +110,10 @@ class AsyncClient:
             manifest = await self._api.get(about)
             if manifest is None:
                 raise missing(name, namespace)
-        return DistributedTrainingJob.from_cluster(manifest)
+        job = DistributedTrainingJob.from_cluster(manifest)
+        if uid not in (None, job.uid):
+            raise replaced(name, namespace)
+        return job
 
     async def list(
         self, *, all_namespaces: bool = False, namespace: str | None = None
@@ -173,17 +177,21 @@ class AsyncClient:
             raise DtjError(f"{name} is {job.status.phase} and will never be {condition}")
         return job
 
-    async def suspend(self, name: str, *, namespace: str | None = None) -> DistributedTrainingJob:
+    async def suspend(
+        self, name: str, *, namespace: str | None = None, uid: str | None = None
+    ) -> DistributedTrainingJob:
         """Request a checkpoint and the end of the pods. `wait_for` the condition Suspended to wait for the end."""
-        return await self._set_suspend(name, True, namespace)
+        return await set_suspend(self._api, await self.get(name, namespace=namespace, uid=uid), True)
 
-    async def resume(self, name: str, *, namespace: str | None = None) -> DistributedTrainingJob:
+    async def resume(
+        self, name: str, *, namespace: str | None = None, uid: str | None = None
+    ) -> DistributedTrainingJob:
         """Resume a suspended job, or a job whose Workload Kueue deactivated, from the newest checkpoint."""
-        job = await self.get(name, namespace=namespace)
+        job = await self.get(name, namespace=namespace, uid=uid)
         if is_deactivated(job.status) and not job.spec.run_policy.suspend:
             # The spec of the deactivated job has suspend=false. Only a change of the spec requests the resumption.
-            await self._set_suspend(name, True, namespace)
-        return await self._set_suspend(name, False, namespace)
+            await set_suspend(self._api, job, True)
+        return await set_suspend(self._api, job, False)
 
     async def scale(
         self,
@@ -192,6 +200,7 @@ class AsyncClient:
         *,
         timeout: float | None = None,
         namespace: str | None = None,
+        uid: str | None = None,
     ) -> DistributedTrainingJob:
         """Change the number of replicas of roles.
 
@@ -199,27 +208,31 @@ class AsyncClient:
         replicas: the number by role, e.g. {"worker": 4}. timeout: seconds until the job must be suspended.
         """
         namespace = namespace or self.namespace
-        job = await self.get(name, namespace=namespace)
+        job = await self.get(name, namespace=namespace, uid=uid)
         if job.status.finished:
             raise DtjError(f"{name} is {job.status.phase}: the replicas of a finished job can't change")
         check_scaled(job, replicas)
-        patch = {"spec": {"replicaSpecs": {role: {"replicas": count} for role, count in replicas.items()}}}
+        counts = {role: {"replicas": count} for role, count in replicas.items()}
         suspend = not job.spec.run_policy.suspend
         try:
             if suspend:
-                await self.suspend(name, namespace=namespace)
+                await self.suspend(name, namespace=namespace, uid=job.uid)
             await self.wait_for(name, ConditionType.SUSPENDED, timeout=timeout, namespace=namespace)
-            with self._explained(namespace, name):
-                job = DistributedTrainingJob.from_cluster(await self._api.patch_job(namespace, name, patch))
+            job = await change(self._api, job, {"replicaSpecs": counts})
         finally:
-            # After an error, resume the job with the old number of replicas.
-            # A suspension whose answer was lost may stand in the cluster.
+            # After an error, resume the job with the old number of replicas, also if the suspension is unanswered.
             if suspend:
-                await self.resume(name, namespace=namespace)
+                await self.resume(name, namespace=namespace, uid=job.uid)
         return await self.get(name, namespace=namespace) if suspend else job
 
     async def delete(
-        self, name: str, *, wait: bool = False, timeout: float | None = None, namespace: str | None = None
+        self,
+        name: str,
+        *,
+        wait: bool = False,
+        timeout: float | None = None,
+        namespace: str | None = None,
+        uid: str | None = None,
     ) -> None:
         """Delete a job and its pods. The bucket keeps the artifacts of the job.
 
@@ -228,15 +241,12 @@ class AsyncClient:
         """
         namespace = namespace or self.namespace
         with self._explained(namespace, name):
-            await self._api.delete_job(namespace, name)
+            await self._api.delete_job(namespace, name, uid)
             if not wait:
                 return
             try:
                 async with asyncio.timeout(timeout):
-                    while (await self._api.list_jobs(namespace, name))[0] or await self._api.list_pods(
-                        namespace, name
-                    ):
-                        await asyncio.sleep(_LOOK_SECONDS)
+                    await until_gone(self._api, namespace, name)
             except TimeoutError:
                 raise TimedOut(f"{name} and its pods are not gone after {timeout:g} s") from None
 
@@ -337,12 +347,3 @@ class AsyncClient:
             ) from None
         assert job is not None, "changes() raises NotFound for a job that does not exist at first"
         raise deleted(job, f"while waiting for {what}")
-
-    async def _set_suspend(self, name: str, value: bool, namespace: str | None) -> DistributedTrainingJob:
-        namespace = namespace or self.namespace
-        job = await self.get(name, namespace=namespace)
-        if job.status.finished:
-            raise DtjError(f"{name} is {job.status.phase}: a finished job can't be suspended or resumed")
-        patch = {"spec": {"runPolicy": {"suspend": value}}}
-        with self._explained(namespace, name):
-            return DistributedTrainingJob.from_cluster(await self._api.patch_job(namespace, name, patch))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dtj.api.errors import DtjError, NotFound, Unreachable, Unusable
 from dtj.client.resource import DistributedTrainingJob
 from dtj.cluster.port import ApiError
+
+_OTHER_UID = re.compile(r"UID in (the )?precondition|metadata\.uid")
+"""How the API server refuses to delete or to patch the job of another uid."""
 
 
 @contextmanager
@@ -50,6 +54,8 @@ def explanation(
             return missing(name, namespace)
         case 404:
             return NotFound(message)
+        case 409 | 422 if name and _OTHER_UID.search(message):
+            return replaced(name, namespace)
         case 409:
             return DtjError(
                 f"there is a job {name} in namespace {namespace} already",
@@ -68,6 +74,14 @@ def deleted(job: DistributedTrainingJob, when: str) -> NotFound:
         f"{job.name} was deleted {when}",
         # With a short TTL, the job can be deleted before a client sees that the job has finished.
         None if ttl is None else f"the job may have ended: its runPolicy.ttlSecondsAfterFinished is {ttl}",
+    )
+
+
+def replaced(name: str, namespace: str | None) -> NotFound:
+    """Return the error for a job that another job of the same name replaced."""
+    return NotFound(
+        f"the job {name} in namespace {namespace} was deleted, and another job has its name",
+        f"`dtj status {name}` shows the other job",
     )
 
 

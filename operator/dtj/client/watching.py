@@ -1,4 +1,4 @@
-"""A watch of one job, which reconnects after connection failures."""
+"""A watch of one job, which reconnects after connection failures, and the wait for a deleted job."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from dtj.cluster.user_api import UserApi
 
 PATIENCE_SECONDS = 120.0
 """Seconds for which the API server may fail to answer."""
+_LOOK_SECONDS = 0.5
+"""Seconds between two requests for a job that is being deleted."""
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 10.0
 
 
@@ -72,3 +74,9 @@ async def changes(
             if last is None and not patient:
                 raise
             await patience.after(error)
+
+
+async def until_gone(api: UserApi, namespace: str, name: str) -> None:
+    """Wait until a job and its pods no longer exist."""
+    while (await api.list_jobs(namespace, name))[0] or await api.list_pods(namespace, name):
+        await asyncio.sleep(_LOOK_SECONDS)

@@ -72,9 +72,10 @@ class UserApi(KubernetesApi):
         """Merge a patch into a job."""
         return await self._request("PATCH", f"{_jobs(namespace)}/{segment(name)}", KIND, patch, MERGE_PATCH)
 
-    async def delete_job(self, namespace: str, name: str) -> None:
-        """Delete a job. Kubernetes then deletes the objects that the job owns."""
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+    async def delete_job(self, namespace: str, name: str, uid: str | None = None) -> None:
+        """Delete a job, if `uid` is the job's or None. Kubernetes then deletes the objects that the job owns."""
+        options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        options |= {"preconditions": {"uid": uid}} if uid else {}
         await self._request("DELETE", f"{_jobs(namespace)}/{segment(name)}", KIND, options)
 
     async def list_pods(self, namespace: str, job: str) -> list[Manifest]:

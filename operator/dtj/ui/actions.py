@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Query
 
 from dtj.api.errors import Unusable
 from dtj.api.job_file import FaultyFile, JobFile, read_job_file, read_one_job
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _FILE = "job.yaml"
 _SCALE_SECONDS = 600.0
+Uid = Annotated[str | None, Query(description="Refuse a job of this name with another uid.")]
 Text = Annotated[str, Body(embed=True, max_length=1 << 20, description="A job file.")]
 
 
@@ -48,28 +49,30 @@ def router(client: Client) -> APIRouter:
         return row_of(client.submit(DistributedTrainingJob.from_manifest(manifest)))
 
     @routes.post("/jobs/{namespace}/{name}/suspend")
-    def suspend(namespace: str, name: str) -> Done:
+    def suspend(namespace: str, name: str, uid: Uid = None) -> Done:
         """End a job's pods as soon as their checkpoint is in the bucket."""
-        client.suspend(name, namespace=namespace)
+        client.suspend(name, namespace=namespace, uid=uid)
         return Done(message=f"{name} is being suspended: its pods save a checkpoint and end")
 
     @routes.post("/jobs/{namespace}/{name}/resume")
-    def resume(namespace: str, name: str) -> Done:
+    def resume(namespace: str, name: str, uid: Uid = None) -> Done:
         """Continue a suspended job from its newest checkpoint."""
-        client.resume(name, namespace=namespace)
+        client.resume(name, namespace=namespace, uid=uid)
         return Done(message=f"{name} is being resumed")
 
     @routes.post("/jobs/{namespace}/{name}/scale")
-    def scale(namespace: str, name: str, replicas: Annotated[dict[str, int], Body(embed=True)]) -> Done:
+    def scale(
+        namespace: str, name: str, replicas: Annotated[dict[str, int], Body(embed=True)], uid: Uid = None
+    ) -> Done:
         """Change the number of replicas. A running job is suspended, and continues with the new number."""
-        client.scale(name, replicas, timeout=_SCALE_SECONDS, namespace=namespace)
+        client.scale(name, replicas, timeout=_SCALE_SECONDS, namespace=namespace, uid=uid)
         numbers = ", ".join(f"{role}={number}" for role, number in replicas.items())
         return Done(message=f"{name} now has {numbers}")
 
     @routes.delete("/jobs/{namespace}/{name}")
-    def delete(namespace: str, name: str) -> Done:
+    def delete(namespace: str, name: str, uid: Uid = None) -> Done:
         """Delete a job with its pods. Its artifacts in the bucket stay."""
-        client.delete(name, namespace=namespace)
+        client.delete(name, namespace=namespace, uid=uid)
         return Done(message=f"{name} is being deleted; its artifacts stay in the bucket")
 
     return routes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dtj.api.errors import DtjError, NotFound
+from dtj.api.errors import DtjError
 from dtj.cli.bucket_place import BucketPlace
 from dtj.cli.past_place import Cluster, ask_client, named_history, open_history
 from dtj.cli.places import ClusterPlace
@@ -48,11 +48,10 @@ class Sources:
         uid: the job of this uid alone. Raises what the cluster answers, such as NotFound, if neither has the job.
         """
         try:
-            if uid in ("", self.client.get(name, namespace=namespace).uid):
-                return ClusterPlace(self.client, name, namespace)
-            why: DtjError = NotFound(f"the cluster has no job {name} with the uid {uid}")
+            self.client.get(name, namespace=namespace, uid=uid or None)
+            return ClusterPlace(self.client, name, namespace)
         except DtjError as error:
-            why = error
+            why: DtjError = error
         try:
             with self._opened() as history:
                 found = history.find(HistoryQuery(name=name, namespace=namespace, uid=uid))

@@ -11,11 +11,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
+from dtj.api.identity import KIND
 from dtj.client import (
     AsyncClient,
     DistributedTrainingJob,
@@ -30,6 +33,7 @@ from dtj.client import (
     TimedOut,
     Unreachable,
     Unusable,
+    watching,
 )
 from dtj.cluster import api, user_api
 from tests.patience import PATIENCE
@@ -157,7 +161,9 @@ async def test_a_cluster_without_dtj_says_so(server: HttpCluster, client: AsyncC
         assert "dtj doctor" in str(caught.value.remedy)
 
 
-async def test_a_cluster_that_is_away_is_told_at_once(tmp_path: Path) -> None:
+async def test_a_cluster_that_is_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once; by `wait`, after some patience."""
+    monkeypatch.setattr(watching, "PATIENCE_SECONDS", 1.0)
     write_kubeconfig(tmp_path / "away", "http://127.0.0.1:9")
     async with AsyncClient(kubeconfig=str(tmp_path / "away")) as client:
         for request in (client.list(), client.wait("mnist")):
@@ -271,10 +277,10 @@ async def test_a_running_job_is_suspended_while_its_size_changes(
     assert len(server.patches) == 1
     server.set_status("mnist", phase="Suspended", observedGeneration=2)
     job = await scaling
-    assert server.patches == [
-        {"spec": {"runPolicy": {"suspend": True}}},
-        {"spec": {"replicaSpecs": {"worker": {"replicas": 4}}}},
-        {"spec": {"runPolicy": {"suspend": False}}},
+    assert [patch["spec"] for patch in server.patches] == [
+        {"runPolicy": {"suspend": True}},
+        {"replicaSpecs": {"worker": {"replicas": 4}}},
+        {"runPolicy": {"suspend": False}},
     ]
     assert job.spec.replica_specs.worker is not None
     assert job.spec.replica_specs.worker.replicas == 4
@@ -300,6 +306,45 @@ async def test_a_size_that_a_job_cant_have_is_refused_before_it_is_suspended(
     with pytest.raises(DtjError, match=message):
         await client.scale("mnist", replicas)
     assert server.patches == []
+
+
+CHANGES: dict[str, Callable[[AsyncClient, str], Awaitable[object]]] = {
+    "suspend": lambda client, uid: client.suspend("mnist", uid=uid),
+    "resume": lambda client, uid: client.resume("mnist", uid=uid),
+    "scale": lambda client, uid: client.scale("mnist", {"worker": 4}, uid=uid),
+    "delete": lambda client, uid: client.delete("mnist", uid=uid),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("looked", [False, True], ids=["at first", "behind the client's own look"])
+async def test_the_job_of_another_uid_is_left_alone(
+    server: HttpCluster, client: AsyncClient, change: str, looked: bool
+) -> None:
+    """A person looks at a job. The job is deleted, and another is created, before the person changes the job."""
+    server.cluster.put(stored())
+    other = stored()
+    other["metadata"]["uid"] = "another"
+
+    def replace() -> None:
+        server.cluster.remove((KIND, "ml", "mnist"))
+        server.cluster.put(other)
+
+    async def replace_at_change(
+        request: web.Request, answer: Callable[[], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.method != "GET":
+            replace()
+        return await answer()
+
+    if looked:
+        server.fault = replace_at_change
+    else:
+        replace()
+    with pytest.raises(NotFound, match="another job has its name"):
+        await CHANGES[change](client, stored()["metadata"]["uid"])
+    assert server.jobs["mnist"]["metadata"]["uid"] == "another"
+    assert server.jobs["mnist"]["spec"] == stored()["spec"]
 
 
 async def test_delete_may_wait_until_the_pods_are_gone(server: HttpCluster, client: AsyncClient) -> None:

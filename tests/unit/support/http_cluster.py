@@ -270,7 +270,12 @@ class HttpCluster:
                 self.cluster.change(_name(request), lambda manifest: _add_all(manifest, patch))
             )
         assert request.content_type == _MERGE_PATCH
-        _check(there, patch.get("metadata", {}), "resourceVersion")
+        metadata = patch.get("metadata", {})
+        if metadata.get("uid", there["metadata"]["uid"]) != there["metadata"]["uid"]:
+            return refused(
+                422, "Invalid", f'metadata.uid: Invalid value: "{metadata["uid"]}": field is immutable'
+            )
+        _check(there, metadata, "resourceVersion")
         return self._answered(self.cluster.change(_name(request), lambda manifest: _merge(manifest, patch)))
 
     async def _patch_status(self, request: web.Request) -> web.Response:
@@ -281,7 +286,7 @@ class HttpCluster:
 
     async def _delete(self, request: web.Request) -> web.Response:
         there, options = self._there(request), await request.json()
-        _check(there, options.get("preconditions", {}), "uid", "resourceVersion")
+        _check(there, options.get("preconditions", {}), "resourceVersion")
         kind, namespace, name = _name(request)
         if kind == KIND:
             self.delete_job(name, namespace)
@@ -311,6 +316,9 @@ def _resource(request: web.Request) -> str:
 
 def _check(there: Manifest, wanted: Mapping[str, str], *fields: str) -> None:
     """Raise a conflict where the client means another object, or another version of the object."""
+    if (uid := wanted.get("uid", there["metadata"]["uid"])) != there["metadata"]["uid"]:
+        message = f"the UID in the precondition ({uid}) does not match the UID in record"
+        raise ApiError(409, "Conflict", message)
     if any(field in wanted and wanted[field] != there["metadata"][field] for field in fields):
         raise ApiError(409, "Conflict", "the object has been modified")
 
