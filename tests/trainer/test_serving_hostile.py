@@ -6,6 +6,7 @@ How the requests of several clients mix is left to chance.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import socket
@@ -31,7 +32,10 @@ MIB = 1 << 20
 
 
 def status_of(port: int, request: bytes, *, whole: bool, cut: bool) -> int | None:
-    """Send bytes; the status of the answer, None without one. A request that is not whole is ended by EOF."""
+    """Send bytes; the status of the answer, None without one. A request that is not whole is ended by EOF.
+
+    The server may have reset the connection before that.
+    """
     with socket.create_connection(("127.0.0.1", port), timeout=30 * PATIENCE) as connection:
         try:
             connection.sendall(request)
@@ -41,6 +45,10 @@ def status_of(port: int, request: bytes, *, whole: bool, cut: bool) -> int | Non
                 connection.shutdown(socket.SHUT_WR)
             line = connection.makefile("rb").readline()
         except (ConnectionResetError, BrokenPipeError):
+            return None
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
             return None
     return int(line.split()[1]) if line else None
 
