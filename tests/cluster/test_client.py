@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import AsyncExitStack
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from dtj import Client, DistributedTrainingJob
-from dtj.client import ConditionType, LogQuery, NotFound
+from dtj.client import AsyncClient, ConditionType, LogQuery, NotFound
+from dtj.client.changing import change
+from dtj.cluster.user_api import connect
 from tests.cluster.jobs import Namespace, example, stub, until
 from tests.patience import PATIENCE
 
@@ -58,6 +62,22 @@ def test_a_job_from_submit_to_delete(namespace: Namespace, tmp_path: Path) -> No
         with pytest.raises(NotFound):
             client.get("sdk")
         assert "model/chain" in [stored.key for stored in artifacts.ls()]
+
+
+async def test_the_job_of_another_uid_is_left_alone(namespace: Namespace) -> None:
+    """What the API server says to the uid of a job whose name another job has taken."""
+    suspended = DistributedTrainingJob.from_manifest(stub("one", runPolicy={"suspend": True}))
+    async with AsyncClient(namespace=namespace.name) as client, AsyncExitStack() as stack:
+        stack.push_async_callback((api := await connect()).close)
+        made = await client.submit(suspended)
+        uid = str(uuid4())
+        earlier = made.model_copy(update={"metadata": made.metadata.model_copy(update={"uid": uid})})
+        with pytest.raises(NotFound, match="another job has its name"):
+            await change(api, earlier, {"runPolicy": {"suspend": False}})
+        with pytest.raises(NotFound, match="another job has its name"):
+            await client.delete("one", uid=uid)
+        assert (await client.get("one", uid=made.uid)).spec == made.spec
+        await client.delete("one", uid=made.uid, wait=True, timeout=60 * PATIENCE)
 
 
 # As the operator does it, it is in test_suspension.py.
