@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 PICTURES = ROOT / "docs/pictures"
 WIDTH = 1200
+CELLS = 12
+"""The least number of cells of the strip of a rank in a picture, of some seconds each."""
 STUCK = "mnist-stuck"
 PROGRAM = """
 import time
@@ -115,6 +117,11 @@ def take_all(address: str) -> None:
             open_job(visit.page, STUCK)
             visit.page.get_by_text("rank 1 stands in").first.wait_for()
             visit.page.get_by_role("region", name="Ranks over time").wait_for()
+            strip = visit.page.locator(".strip svg").first
+            # Pods upload their first samples at once, and the others after two minutes.
+            until(
+                "a strip", lambda: int((strip.get_attribute("viewBox") or "0 0 0").split()[2]) >= CELLS, 300
+            )
             take(visit.page, "ui-ranks", 1250)
 
 
