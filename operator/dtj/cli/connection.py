@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,17 +14,20 @@ if TYPE_CHECKING:
 
 _COMPLETION_SECONDS = 2.0
 """The shell waits at most this long for names after the Tab key."""
+clients = ExitStack()
+"""Closes the clients of the command. At the exit of the interpreter, they can't reach the cluster any more."""
+atexit.register(clients.close)
 
 
 def connect(namespace: str | None, context: str | None) -> Client:
-    """Return a client of the cluster, closed when the command ends.
+    """Return a client of the cluster, which `clients` closes.
 
     Raises Unreachable, or Unusable if the kubeconfig can't be used.
     """
     import dtj.client
 
     client = dtj.client.Client(namespace=namespace, context=context)
-    atexit.register(client.close)
+    clients.callback(client.close)
     return client
 
 

@@ -194,7 +194,12 @@ def scale(
         )
     if not wanted:
         raise Unusable("nothing to change", "give --workers N or --replicas ROLE=N")
-    connect(namespace, context).scale(name, wanted, timeout=timeout)
+    client = connect(namespace, context)
+    try:
+        client.scale(name, wanted, timeout=timeout)
+    except KeyboardInterrupt:
+        errors.print(f"{name} is resumed if this command suspended it; `dtj resume {name}` does the same")
+        raise
     echo(f"{name} now has " + ", ".join(f"{role}={number}" for role, number in wanted.items()))
 
 

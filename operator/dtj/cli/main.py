@@ -12,6 +12,7 @@ import typer
 from dtj.api.errors import DtjError
 from dtj.cli.about import tell_version
 from dtj.cli.commands import HELP_NAMES, Commands
+from dtj.cli.connection import clients
 from dtj.cli.terminal import errors
 
 EXIT_SOFTWARE = 70
@@ -54,7 +55,8 @@ def options(
 def main() -> NoReturn:
     """Run the console script. Print an error in one line with a remedy, and a traceback only with --debug."""
     try:
-        code = app(prog_name=_called(), standalone_mode=False)
+        with clients:
+            code = app(prog_name=_called(), standalone_mode=False)
     except typer.TyperException as error:
         # Without arguments, typer prints the help and raises an error without a message.
         if message := error.format_message():

@@ -14,7 +14,7 @@ from dtj.api.errors import DtjError, TimedOut
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.spec import ROLES
 from dtj.client.artifacts import Artifacts
-from dtj.client.changing import change, set_suspend
+from dtj.client.changing import change, set_suspend, uninterrupted
 from dtj.client.credentials import artifacts_of
 from dtj.client.failures import deleted, explained, missing, replaced
 from dtj.client.job_logs import lines_of
@@ -216,13 +216,13 @@ class AsyncClient:
         suspend = not job.spec.run_policy.suspend
         try:
             if suspend:
-                await self.suspend(name, namespace=namespace, uid=job.uid)
+                await uninterrupted(self.suspend(name, namespace=namespace, uid=job.uid))
             await self.wait_for(name, ConditionType.SUSPENDED, timeout=timeout, namespace=namespace)
             job = await change(self._api, job, {"replicaSpecs": counts})
         finally:
             # After an error, resume the job with the old number of replicas, also if the suspension is unanswered.
             if suspend:
-                await self.resume(name, namespace=namespace, uid=job.uid)
+                await uninterrupted(self.resume(name, namespace=namespace, uid=job.uid))
         return await self.get(name, namespace=namespace) if suspend else job
 
     async def delete(

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
 from dtj.api.errors import DtjError
 from dtj.api.job import Manifest
 from dtj.client.failures import explained
 from dtj.client.resource import DistributedTrainingJob
 from dtj.cluster.user_api import UserApi
+
+T = TypeVar("T")
+_MORE_SECONDS = 5.0
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns. If the caller is cancelled meanwhile, `work` has _MORE_SECONDS to end."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if (await asyncio.wait([task], timeout=_MORE_SECONDS))[0]:
+            task.result()  # Its error, if any, says more.
+        task.cancel()
+        raise
 
 
 async def change(api: UserApi, job: DistributedTrainingJob, spec: Manifest) -> DistributedTrainingJob:

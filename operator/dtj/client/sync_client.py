@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import wraps
 from threading import Thread
@@ -12,9 +14,10 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from dtj.client.async_client import AsyncClient
 
+log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
-_END_SECONDS = 10.0
+_END_SECONDS = 15.0
 """The longest wait for the cluster at the end, in which cancelled work cleans up."""
 
 
@@ -42,16 +45,17 @@ def _iterating(
     return call
 
 
-async def _end_others() -> None:
-    """Cancel what other threads wait for, and let it end as after an error.
-
-    `scale` then resumes the job that it suspended.
-    """
+async def _until_others_end() -> None:
+    """Wait until cancelled work has cleaned up, at most _END_SECONDS. `scale` resumes the job that it suspended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    if others:
-        await asyncio.wait(others, timeout=_END_SECONDS)
+    if not others:
+        return
+    ended, lasting = await asyncio.wait(others, timeout=_END_SECONDS)
+    for error in (task.exception() for task in ended if not task.cancelled()):
+        if error:
+            log.warning("the cluster may not be as before: %s", error)
+    if lasting:
+        log.warning("the cluster may not be as before: it did not answer within %g s", _END_SECONDS)
 
 
 class Client:
@@ -66,6 +70,7 @@ class Client:
         """Connect to the cluster. AsyncClient documents the parameters."""
         self._client = AsyncClient(namespace=namespace, context=context, kubeconfig=kubeconfig)
         self._loop = asyncio.new_event_loop()
+        self._running = set[Future[Any]]()
         # A daemon thread does not keep a program alive that does not call close().
         self._thread = Thread(target=self._loop.run_forever, name="dtj-client", daemon=True)
         self._thread.start()
@@ -88,7 +93,10 @@ class Client:
         if self._loop.is_closed():
             return
         try:
-            self._run(_end_others())
+            # What other threads wait for ends as after an error.
+            for future in list(self._running):
+                future.cancel()
+            self._run(_until_others_end())
             self._run(self._client.close())
             self._run(self._loop.shutdown_asyncgens())
         finally:
@@ -119,6 +127,8 @@ class Client:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
         try:
             return future.result()
         except BaseException:

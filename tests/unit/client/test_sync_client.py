@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
+import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
 from threading import Thread
@@ -11,7 +13,9 @@ from threading import Thread
 import pytest
 from aiohttp import web
 
+from dtj.cli.main import EXIT_INTERRUPTED
 from dtj.client import AsyncClient, Client
+from tests.patience import PATIENCE
 from tests.unit.support.http_cluster import HttpCluster
 from tests.unit.support.jobs import stored
 from tests.unit.support.waiting import until
@@ -60,3 +64,35 @@ async def test_the_end_of_the_client_ends_a_change_as_an_error_does(
     await until(lambda: bool(ended))
     assert [patch["spec"]["runPolicy"]["suspend"] for patch in server.patches] == [True, False]
     assert not server.jobs["mnist"]["spec"]["runPolicy"]["suspend"]
+
+
+@pytest.mark.parametrize("held", [1, 2, None], ids=["suspended", "resumed", "waiting"])
+async def test_ctrl_c_of_a_command_leaves_no_job_suspended(server: HttpCluster, held: int | None) -> None:
+    """`held`: of the changes of the job, the one that is not answered until Ctrl-C; None: all are answered."""
+    server.cluster.put(stored())
+    interrupted = asyncio.Event()
+
+    async def hold(
+        request: web.Request, answer: Callable[[], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        response = await answer()
+        if request.method == "PATCH" and len(server.patches) == held:
+            await interrupted.wait()
+        return response
+
+    server.fault = hold
+    words = ["scale", "mnist", "--workers=3", *(["--timeout=1s"] if held == 2 else [])]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "from dtj.cli.main import main; main()", *words, stderr=asyncio.subprocess.PIPE
+    )
+    if held:
+        await until(lambda: len(server.patches) == held, 20 * PATIENCE)
+    else:
+        await until(lambda: bool(server.watches), 20 * PATIENCE)
+    process.send_signal(signal.SIGINT)
+    interrupted.set()
+    _, said = await process.communicate()
+    assert process.returncode == EXIT_INTERRUPTED, said
+    assert not server.jobs["mnist"]["spec"]["runPolicy"]["suspend"]
+    assert b"`dtj resume mnist`" in said
+    assert b"Traceback" not in said
