@@ -34,7 +34,7 @@ MIB = 1 << 20
 def status_of(port: int, request: bytes, *, whole: bool, cut: bool) -> int | None:
     """Send bytes; the status of the answer, None without one. A request that is not whole is ended by EOF.
 
-    The server may have reset the connection before that.
+    A server that refuses a request early resets the connection, so that sending and shutdown() fail.
     """
     with socket.create_connection(("127.0.0.1", port), timeout=30 * PATIENCE) as connection:
         try:
@@ -44,10 +44,8 @@ def status_of(port: int, request: bytes, *, whole: bool, cut: bool) -> int | Non
             if not whole:
                 connection.shutdown(socket.SHUT_WR)
             line = connection.makefile("rb").readline()
-        except (ConnectionResetError, BrokenPipeError):
-            return None
         except OSError as error:
-            if error.errno != errno.ENOTCONN:
+            if error.errno not in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN):
                 raise
             return None
     return int(line.split()[1]) if line else None

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 _COMPLETION_SECONDS = 2.0
 """The shell waits at most this long for names after the Tab key."""
 clients = ExitStack()
-"""Closes the clients of the command. At the exit of the interpreter, they can't reach the cluster any more."""
-atexit.register(clients.close)
+"""The clients that `connect` made. `main` closes the clients: their clean-up may need the cluster, which no client
+reaches once the interpreter exits, because asyncio then starts no threads."""
+atexit.register(clients.close)  # For commands that are called without `main`.
 
 
 def connect(namespace: str | None, context: str | None) -> Client:

@@ -216,7 +216,7 @@ class AsyncClient:
         suspend = not job.spec.run_policy.suspend
         try:
             if suspend:
-                await uninterrupted(self.suspend(name, namespace=namespace, uid=job.uid))
+                await uninterrupted(set_suspend(self._api, job, True))
             await self.wait_for(name, ConditionType.SUSPENDED, timeout=timeout, namespace=namespace)
             job = await change(self._api, job, {"replicaSpecs": counts})
         finally:

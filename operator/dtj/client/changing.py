@@ -14,6 +14,7 @@ from dtj.cluster.user_api import UserApi
 
 T = TypeVar("T")
 _MORE_SECONDS = 5.0
+"""The time in which work may end after its caller was cancelled."""
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
@@ -23,7 +24,7 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         if (await asyncio.wait([task], timeout=_MORE_SECONDS))[0]:
-            task.result()  # Its error, if any, says more.
+            task.result()  # An error of the work says more than CancelledError.
         task.cancel()
         raise
 

@@ -11,7 +11,7 @@ from dtj.client.resource import DistributedTrainingJob
 from dtj.cluster.port import ApiError
 
 _OTHER_UID = re.compile(r"UID in (the )?precondition|metadata\.uid")
-"""How the API server refuses to delete or to patch the job of another uid."""
+"""Matches the API server's message to a deletion (409) or a patch (422) that names the uid of another job."""
 
 
 @contextmanager

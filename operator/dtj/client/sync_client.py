@@ -46,16 +46,16 @@ def _iterating(
 
 
 async def _until_others_end() -> None:
-    """Wait until cancelled work has cleaned up, at most _END_SECONDS. `scale` resumes the job that it suspended."""
+    """Wait at most _END_SECONDS until cancelled calls have cleaned up: `scale` resumes the job that it suspended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if not others:
         return
     ended, lasting = await asyncio.wait(others, timeout=_END_SECONDS)
     for error in (task.exception() for task in ended if not task.cancelled()):
         if error:
-            log.warning("the cluster may not be as before: %s", error)
+            log.warning("a cancelled call could not clean up: %s", error)
     if lasting:
-        log.warning("the cluster may not be as before: it did not answer within %g s", _END_SECONDS)
+        log.warning("a cancelled call could not clean up: no answer within %g s", _END_SECONDS)
 
 
 class Client:

@@ -1,4 +1,4 @@
-"""A watch of one job, which reconnects after connection failures, and the wait for a deleted job."""
+"""A watch of one job, which reconnects after connection failures, and the wait for the end of a deletion."""
 
 from __future__ import annotations
 

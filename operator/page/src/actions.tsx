@@ -17,9 +17,8 @@ function actionsOf(view: JobView): Action[] {
   const { name, suspended, workers } = view.row;
   if (view.row.past) return [];
   const ended = ["Succeeded", "Failed", "Deleting"].includes(view.row.phase);
-  // With the uid: another job may have taken the name since the page was drawn.
-  const key = { ...keyOf(view.row), uid: view.row.uid };
-  const post = (verb: string, body?: unknown) => send<{ message: string }>("POST", jobPath(key, [verb]), body);
+  // With the row's uid, which keyOf omits: another job may have taken the name since the page was drawn.
+  const post = (verb: string, body?: unknown) => send<{ message: string }>("POST", jobPath(view.row, [verb]), body);
   const actions: Action[] = [];
   if (!ended && suspended) {
     actions.push({
@@ -49,7 +48,7 @@ function actionsOf(view: JobView): Action[] {
     name: "delete",
     label: "Delete",
     question: `${name} and its pods are deleted. Its artifacts stay in the bucket.`,
-    done: () => send("DELETE", jobPath(key)),
+    done: () => send("DELETE", jobPath(view.row)),
   });
   return actions;
 }

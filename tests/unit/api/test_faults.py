@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from aiohttp import web
 from dtj.api.identity import KIND
 from dtj.api.job import Manifest
 from tests.unit.support.api_answers import refused
-from tests.unit.support.http_cluster import Fault, HttpCluster, http_cluster
+from tests.unit.support.http_cluster import Answer, Fault, HttpCluster, http_cluster
 from tests.unit.support.jobs import manifest
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.operator_process import operating
@@ -35,7 +35,6 @@ QUIET_SECONDS = 3.0
 """Without a request: nothing is left to do. Retries of an informer come sooner after so short a trouble."""
 MOST_REQUESTS = 120
 """In a time of trouble of FAULT_SECONDS, for one job: a storm would be thousands."""
-Answer = Callable[[], Awaitable[web.StreamResponse]]
 
 
 @pytest.fixture

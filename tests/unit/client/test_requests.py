@@ -37,7 +37,7 @@ from dtj.client import (
 )
 from dtj.cluster import api, user_api
 from tests.patience import PATIENCE
-from tests.unit.support.http_cluster import HttpCluster
+from tests.unit.support.http_cluster import Answer, HttpCluster
 from tests.unit.support.jobs import stored
 from tests.unit.support.kubeconfig import write_kubeconfig
 from tests.unit.support.pods import stored_pod
@@ -330,9 +330,7 @@ async def test_the_job_of_another_uid_is_left_alone(
         server.cluster.remove((KIND, "ml", "mnist"))
         server.cluster.put(other)
 
-    async def replace_at_change(
-        request: web.Request, answer: Callable[[], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def replace_at_change(request: web.Request, answer: Answer) -> web.StreamResponse:
         if request.method != "GET":
             replace()
         return await answer()

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
 from threading import Thread
 
@@ -16,7 +15,7 @@ from aiohttp import web
 from dtj.cli.main import EXIT_INTERRUPTED
 from dtj.client import AsyncClient, Client
 from tests.patience import PATIENCE
-from tests.unit.support.http_cluster import HttpCluster
+from tests.unit.support.http_cluster import Answer, Fault, HttpCluster
 from tests.unit.support.jobs import stored
 from tests.unit.support.waiting import until
 
@@ -31,6 +30,18 @@ def test_a_method_is_that_of_the_async_client(name: str) -> None:
     assert not inspect.iscoroutinefunction(here)
 
 
+def holding_back(server: HttpCluster, number: int | None, event: asyncio.Event) -> Fault:
+    """Carry out all requests, and answer the patch of this number after the event; None: answer all at once."""
+
+    async def answer_late(request: web.Request, answer: Answer) -> web.StreamResponse:
+        response = await answer()
+        if request.method == "PATCH" and len(server.patches) == number:
+            await event.wait()
+        return response
+
+    return answer_late
+
+
 @pytest.mark.parametrize("answered", [True, False], ids=["suspended", "answer outstanding"])
 async def test_the_end_of_the_client_ends_a_change_as_an_error_does(
     server: HttpCluster, answered: bool
@@ -40,21 +51,13 @@ async def test_the_end_of_the_client_ends_a_change_as_an_error_does(
     client, ended = await asyncio.to_thread(Client), list[CancelledError]()
     end = asyncio.Event()
 
-    async def lose_the_first(
-        request: web.Request, answer: Callable[[], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        response = await answer()
-        if request.method == "PATCH" and len(server.patches) == 1:
-            await end.wait()
-        return response
-
     def scale() -> None:
         try:
             client.scale("mnist", {"worker": 3})
         except CancelledError as error:
             ended.append(error)
 
-    server.fault = None if answered else lose_the_first
+    server.fault = holding_back(server, None if answered else 1, end)
     Thread(target=scale, daemon=True).start()
     await until(lambda: server.jobs["mnist"]["spec"].get("runPolicy", {}).get("suspend", False))
     if answered:
@@ -72,15 +75,7 @@ async def test_ctrl_c_of_a_command_leaves_no_job_suspended(server: HttpCluster, 
     server.cluster.put(stored())
     interrupted = asyncio.Event()
 
-    async def hold(
-        request: web.Request, answer: Callable[[], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        response = await answer()
-        if request.method == "PATCH" and len(server.patches) == held:
-            await interrupted.wait()
-        return response
-
-    server.fault = hold
+    server.fault = holding_back(server, held, interrupted)
     words = ["scale", "mnist", "--workers=3", *(["--timeout=1s"] if held == 2 else [])]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "from dtj.cli.main import main; main()", *words, stderr=asyncio.subprocess.PIPE

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from dtj.cluster import api
 from dtj.kopf_settings import configure
 from dtj.plan.job import plan_job
 from dtj.reconcile.informers import Informers
-from tests.unit.support.http_cluster import http_cluster
+from tests.unit.support.http_cluster import Answer, http_cluster
 from tests.unit.support.jobs import job
 from tests.unit.support.pods import running
 
@@ -137,9 +136,7 @@ class DeafLine:
     def __init__(self) -> None:
         self.deaf = False
 
-    async def __call__(
-        self, request: web.Request, answer: Callable[[], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def __call__(self, request: web.Request, answer: Answer) -> web.StreamResponse:
         if request.query.get("watch") and request.match_info["plural"] == "pods" and not self.deaf:
             response = web.StreamResponse()
             await response.prepare(request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -10,6 +10,7 @@ from aiohttp import web
 from dtj.api.identity import GROUP, KIND, PLURAL
 from dtj.api.job import Manifest
 from tests.unit.support.api_answers import refused
+from tests.unit.support.http_cluster import Answer
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
@@ -103,9 +104,7 @@ class Authorizer:
     asked: set[Right] = field(default_factory=set)
     forbidden: set[Right] = field(default_factory=set)
 
-    async def __call__(
-        self, request: web.Request, answer: Callable[[], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def __call__(self, request: web.Request, answer: Answer) -> web.StreamResponse:
         right = asked_by(request)
         if right is None:
             return await answer()

@@ -25,7 +25,8 @@ from tests.unit.support.mpi_operator import MpiOperator
 from tests.unit.support.selection import selection
 from tests.unit.support.streams import PodLogs, Watches
 
-Fault = Callable[[web.Request, Callable[[], Awaitable[web.StreamResponse]]], Awaitable[web.StreamResponse]]
+Answer = Callable[[], Awaitable[web.StreamResponse]]
+Fault = Callable[[web.Request, Answer], Awaitable[web.StreamResponse]]
 """Answers a request instead of the server, which it may also call."""
 _MERGE_PATCH, _JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
 
@@ -260,7 +261,7 @@ class HttpCluster:
 
     async def _replace(self, request: web.Request) -> web.Response:
         manifest = await request.json()
-        _check(self._there(request), manifest["metadata"], "resourceVersion")
+        _check(self._there(request), manifest["metadata"])
         return self._answered(self.cluster.change(_name(request), lambda there: there.update(manifest)))
 
     async def _patch(self, request: web.Request) -> web.Response:
@@ -275,7 +276,7 @@ class HttpCluster:
             return refused(
                 422, "Invalid", f'metadata.uid: Invalid value: "{metadata["uid"]}": field is immutable'
             )
-        _check(there, metadata, "resourceVersion")
+        _check(there, metadata)
         return self._answered(self.cluster.change(_name(request), lambda manifest: _merge(manifest, patch)))
 
     async def _patch_status(self, request: web.Request) -> web.Response:
@@ -286,7 +287,7 @@ class HttpCluster:
 
     async def _delete(self, request: web.Request) -> web.Response:
         there, options = self._there(request), await request.json()
-        _check(there, options.get("preconditions", {}), "resourceVersion")
+        _check(there, options.get("preconditions", {}))
         kind, namespace, name = _name(request)
         if kind == KIND:
             self.delete_job(name, namespace)
@@ -314,12 +315,13 @@ def _resource(request: web.Request) -> str:
     return ".".join([request.match_info["plural"], *words[1:2]] if words[0] == "apis" else words[-2:-1])
 
 
-def _check(there: Manifest, wanted: Mapping[str, str], *fields: str) -> None:
+def _check(there: Manifest, wanted: Mapping[str, str]) -> None:
     """Raise a conflict where the client means another object, or another version of the object."""
     if (uid := wanted.get("uid", there["metadata"]["uid"])) != there["metadata"]["uid"]:
         message = f"the UID in the precondition ({uid}) does not match the UID in record"
         raise ApiError(409, "Conflict", message)
-    if any(field in wanted and wanted[field] != there["metadata"][field] for field in fields):
+    version = there["metadata"]["resourceVersion"]
+    if wanted.get("resourceVersion", version) != version:
         raise ApiError(409, "Conflict", "the object has been modified")
 
 
