@@ -73,9 +73,12 @@ class UserApi(KubernetesApi):
         return await self._request("PATCH", f"{_jobs(namespace)}/{segment(name)}", KIND, patch, MERGE_PATCH)
 
     async def delete_job(self, namespace: str, name: str, uid: str | None = None) -> None:
-        """Delete a job, if `uid` is the job's or None. Kubernetes then deletes the objects that the job owns."""
+        """Delete a job. Kubernetes then deletes the objects that the job owns.
+
+        uid: raise ApiError (409) if the job of this name has another uid; None: delete any job of this name.
+        """
         options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
-        options |= {"preconditions": {"uid": uid}} if uid else {}
+        options |= {} if uid is None else {"preconditions": {"uid": uid}}
         await self._request("DELETE", f"{_jobs(namespace)}/{segment(name)}", KIND, options)
 
     async def list_pods(self, namespace: str, job: str) -> list[Manifest]:

@@ -345,6 +345,13 @@ async def test_the_job_of_another_uid_is_left_alone(
     assert server.jobs["mnist"]["spec"] == stored()["spec"]
 
 
+async def test_a_job_that_was_not_submitted_deletes_none(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored())
+    with pytest.raises(NotFound, match="another job has its name"):
+        await client.delete("mnist", uid=a_job().uid)
+    assert list(server.jobs) == ["mnist"]
+
+
 async def test_delete_may_wait_until_the_pods_are_gone(server: HttpCluster, client: AsyncClient) -> None:
     server.cluster.put(stored())
     await client.delete("mnist", wait=True, timeout=10 * PATIENCE)
