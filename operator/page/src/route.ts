@@ -37,6 +37,7 @@ export function useRoute(): Route {
   useEffect(() => {
     const changed = () => setHash(location.hash);
     addEventListener("hashchange", changed);
+    changed(); // Effects run after the first drawing: the address may have changed meanwhile.
     return () => removeEventListener("hashchange", changed);
   }, []);
   return route(hash);
