@@ -3,6 +3,7 @@
 * hung replicas and hung ranks
 * machines without py-spy, and a py-spy that hangs
 * processes that are stopped or have ended
+* a request soon after another
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
 
 import pytest
 from tests.patience import PATIENCE
@@ -78,7 +81,6 @@ def test_a_hung_replica_tells_where_it_hangs(make_workspace, hanging, job_uri, j
     run.says("hangs")
 
     assert post(port) == 202
-    assert post(port) == 429
     assert post(port, "/progress") == 404
 
     key = "logs/attempt-3/stacks-worker-1-1.txt"
@@ -178,8 +180,39 @@ def test_a_program_that_has_ended_leaves_no_file(tmp_path: Path) -> None:
     programs = RunningPrograms()
     programs.began("0", 1)
     programs.ended("0")
-    asked = stacks.Stacks(tmp_path, programs)
 
-    assert asked.ask()
+    stacks.Stacks(tmp_path, programs).ask()
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_stall_soon_after_the_first_has_stacks_of_its_own(hung, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(stacks, "INTERVAL_SECONDS", 1.0)
+    programs = RunningPrograms()
+    programs.began("0", hung.pid)
+    asked = stacks.Stacks(tmp_path, programs)
+
+    asked.ask()
+    asked.ask()
+
+    second = tmp_path / "stacks-0-2.txt"
+    until(second.exists, "the second request has a dump")
+    assert "waits_for_a_lock_that_nobody_gives_back" in second.read_text()
+    assert {each.name for each in tmp_path.glob("stacks-*")} == {"stacks-0-1.txt", second.name}
+
+
+def test_requests_that_wait_share_a_dump(monkeypatch, tmp_path) -> None:
+    waits: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    timer = SimpleNamespace(start=lambda: None)
+    monkeypatch.setattr(stacks, "time", clock)
+    monkeypatch.setattr(
+        stacks, "threading", SimpleNamespace(Lock=Lock, Timer=lambda wait, *_: waits.append(wait) or timer)
+    )
+    asked = stacks.Stacks(tmp_path, RunningPrograms())
+
+    for now in (100.0, 105.0, 129.0, 131.0, 300.0):
+        clock.monotonic = lambda now=now: now
+        asked.ask()
+
+    assert waits == [0.0, 25.0, 29.0, 0.0]

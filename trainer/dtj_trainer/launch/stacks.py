@@ -39,25 +39,27 @@ class Stacks:
         self._folder = folder
         self._programs = programs
         self._lock = threading.Lock()
-        self._asked_at = -INTERVAL_SECONDS
+        self._dump_at = -INTERVAL_SECONDS
+        """When the newest dump started, or will start."""
         self._count = 0
 
-    def ask(self) -> bool:
-        """Start to write the stacks of all programs; return False if a dump started less than INTERVAL_SECONDS
-        ago.
+    def ask(self) -> None:
+        """Write the stacks of all programs in the background: now, or INTERVAL_SECONDS after the last dump.
+
+        All requests that come before a dump starts share the dump.
         """
         now = time.monotonic()
         with self._lock:
-            if now - self._asked_at < INTERVAL_SECONDS:
-                return False
-            self._asked_at = now
+            if now < self._dump_at:
+                return
+            self._dump_at = max(now, self._dump_at + INTERVAL_SECONDS)
             self._count += 1
-            count = self._count
-        programs = self._programs.pids()
-        threading.Thread(target=self._write_all, args=(programs, count), name="stacks", daemon=True).start()
-        return True
+            dump = threading.Timer(self._dump_at - now, self._write_all, [self._count])
+        dump.daemon = True
+        dump.start()
 
-    def _write_all(self, programs: dict[str, int], count: int) -> None:
+    def _write_all(self, count: int) -> None:
+        programs = self._programs.pids()
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             written = [pool.submit(self._write, name, pid, count) for name, pid in programs.items()]
         log.info("wrote what %d programs are doing to %s", sum(w.result() for w in written), self._folder)

@@ -26,9 +26,9 @@ class StatusServer:
         port: int,
         report: Callable[[], contract.Report],
         metrics: Callable[[], dict[str, float]],
-        ask_for_stacks: Callable[[], bool],
+        ask_for_stacks: Callable[[], None],
     ) -> None:
-        """ask_for_stacks: returns False when a dump was requested a moment ago. Raises OSError for a port in use."""
+        """Raises OSError for a port in use."""
 
         class Handler(BaseHTTPRequestHandler):
             timeout = REQUEST_TIMEOUT_SECONDS
@@ -44,12 +44,11 @@ class StatusServer:
                     self._answer(404, "text/plain", "only /progress and /metrics are here\n")
 
             def do_POST(self) -> None:
-                if self.path != contract.STACKS_PATH:
-                    self._answer(404, "text/plain", f"only {contract.STACKS_PATH} is here\n")
-                elif ask_for_stacks():
+                if self.path == contract.STACKS_PATH:
+                    ask_for_stacks()
                     self._answer(202, "text/plain", "stacks are written to the logs\n")
                 else:
-                    self._answer(429, "text/plain", "stacks were asked for a moment ago\n")
+                    self._answer(404, "text/plain", f"only {contract.STACKS_PATH} is here\n")
 
             def _answer(self, status: int, kind: str, text: str) -> None:
                 content = text.encode()
