@@ -19,6 +19,7 @@ import pytest
 from tests import ui_program
 from tests.browser import Visit, chromium, inaccessible, install, overflow, visiting
 from tests.cluster.jobs import TORCH_EXAMPLE, Job, Manifest, Namespace, stub, until
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -193,7 +194,9 @@ def test_is_it_slow_or_stuck_and_which_rank(browser: Browser, address: str) -> N
         says(visit.page, "The job makes no progress: all pods run, but the step has stayed at")
         assert visit.page.locator("dt").filter(has_text="Accuracy").count() == 0, "the program reports none"
         # On a busy machine the start of the training is a stall too, whose stacks show other places.
-        visit.page.get_by_text(f"rank {THE_RANK_THAT_HANGS} stands in Condition.wait").first.wait_for()
+        # The page looks every 30 s.
+        stands = visit.page.get_by_text(f"rank {THE_RANK_THAT_HANGS} stands in Condition.wait").first
+        stands.wait_for(timeout=30_000 * PATIENCE)
         button = re.compile(f"^Show the stacks of rank {THE_RANK_THAT_HANGS},")
         visit.page.get_by_role("button", name=button).first.click()
         stack = visit.page.locator("pre.stack")
