@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dtj.client import Artifacts
 
 MOST_BYTES = 16 << 20
-"""Of the end of the file. A row of a training has some 150 bytes, and takes six times as many in memory."""
+"""Of the end of the file. A row of a training has some 150 bytes, and takes four times as many in memory."""
 LONGEST_LINE = 64 << 10
 """Bytes of a row. JSON of a few characters can stand for objects of twenty times the size."""
 _turn = threading.Lock()

@@ -32,6 +32,11 @@ def real(name: str) -> Summary:
     return summarise(Run(name, rows, read_metrics(evaluator.read_bytes()).rows if evaluator.exists() else []))
 
 
+def test_rows_share_the_names_of_their_values() -> None:
+    first, second = read_metrics(content([line("train", 1, 1), line("train", 2, 2)])).rows
+    assert all(mine is its for mine, its in zip(first.values, second.values, strict=True))
+
+
 def test_rates_are_means_over_the_time_of_training_and_deviate_over_its_intervals() -> None:
     run = of(
         line("start", 0, 0, examples=0),
