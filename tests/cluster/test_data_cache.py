@@ -14,6 +14,7 @@ import yaml
 from PIL import Image
 
 from tests.cluster.jobs import TORCH_EXAMPLE, Manifest, Namespace, example, kubectl, s3_client
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.cluster
 IMAGE = "dtj-trainer-horovod:0.1.0"
@@ -103,7 +104,11 @@ def on_node(namespace: Namespace, node: str, *command: str) -> None:
     }
     namespace.kubectl("apply", "--filename=-", stdin=yaml.safe_dump(pod))
     namespace.kubectl(
-        "wait", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s", timeout=70
+        "wait",
+        f"pod/{name}",
+        "--for=jsonpath={.status.phase}=Succeeded",
+        f"--timeout={60 * PATIENCE}s",
+        timeout=70,
     )
 
 

@@ -31,6 +31,7 @@ from tests.cluster.jobs import (
     until,
 )
 from tests.cluster.operator_pods import ask, leader
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.cluster
 BARE = "dtj-horovod-base:0.1.0"
@@ -243,7 +244,8 @@ def test_no_rank_starts_before_a_pod_that_comes_late(namespace: Namespace) -> No
     bind(namespace, "late-worker-0")
     until("worker 0 to wait", lambda: listens(namespace, "late-worker-0", contract.START_BARRIER_PORT), 120)
     # The kubelet of a busy node reports the start of a container late, and `kubectl logs` needs the report.
-    namespace.kubectl("wait", "--for=jsonpath={.status.phase}=Running", "pod/late-worker-0", "--timeout=120s")
+    running = "--for=jsonpath={.status.phase}=Running"
+    namespace.kubectl("wait", running, "pod/late-worker-0", f"--timeout={50 * PATIENCE}s")
     assert READY not in namespace.kubectl("logs", "late-worker-0")
     bind(namespace, "late-worker-1")
     assert job.wait(120)["restarts"] == {"application": 0, "infrastructure": 0}
