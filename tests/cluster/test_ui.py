@@ -137,14 +137,14 @@ def test_which_was_the_fastest_and_what_differs(browser: Browser, address: str, 
         differing = visit.page.get_by_role("region", name="What differs").locator("tbody tr")
         named = dict(row.locator("th, td").all_inner_texts()[:2] for row in differing.all())
         assert named.keys() == {"--steps", "--step-seconds"}
-        assert visit.page.locator(".plot canvas").count()
+        visit.page.locator(".plot canvas").first.wait_for()
 
 
 def test_where_is_my_model(browser: Browser, address: str, jobs: dict[str, Job]) -> None:
     uri = jobs["fast"].wait()["artifacts"]["uri"]
     with asking(browser, address) as visit:
         open_job(visit.page, "fast")
-        assert visit.page.get_by_text(f"dtj serve fast={uri}", exact=True).is_visible()
+        visit.page.get_by_text(f"dtj serve fast={uri}", exact=True).wait_for()
         visit.page.get_by_text("Files in the bucket", exact=True).click()
         with visit.page.expect_download() as download:
             visit.page.get_by_role("button", name="Save model/chain").click()

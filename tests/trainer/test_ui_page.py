@@ -65,7 +65,7 @@ def test_which_was_the_fastest_and_what_differs(browser: Browser, ui: Ui) -> Non
         ]
         differing = visit.page.get_by_role("region", name="What differs").inner_text()
         assert re.search(r"--note\s+(running\s+succeeded|succeeded\s+running)", differing)
-        assert visit.page.locator(".plot canvas").count() == 3
+        until(lambda: visit.page.locator(".plot canvas").count() == 3, "the curves are drawn")
 
 
 def test_where_is_my_model(browser: Browser, ui: Ui) -> None:

@@ -88,7 +88,7 @@ def test_a_run_is_one_file_to_send(browser: Browser, ui: Ui, tmp_path: Path) -> 
         with visiting(browser, ui.address) as visit:
             visit.page.get_by_role("link", name=name, exact=True).click()
             visit.page.get_by_text("Send this run", exact=True).click()
-            assert visit.page.get_by_text(f"dtj report {name} --format page -n ml").is_visible()
+            visit.page.get_by_text(f"dtj report {name} --format page -n ml").wait_for()
             texts[name] = opened(browser, saved(visit.page, "Save as a file", tmp_path))
     assert "The job trains: step 120/200, 60.0%, ETA 90s" in texts["running"]
     assert re.search(r"--lr\s+0\.1", texts["running"])
