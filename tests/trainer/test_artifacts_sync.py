@@ -42,7 +42,7 @@ def test_an_error_of_one_upload_does_not_end_the_others(
         raise S3Error("no", transient=False)
 
     def checkpoints(*, ended: bool, died_ns: int | None) -> bool:
-        if ended and failed.wait(10):
+        if ended and failed.wait(60):
             arrived.set()
         return ended
 
@@ -52,7 +52,7 @@ def test_an_error_of_one_upload_does_not_end_the_others(
     for loop in sync._loops:
         loop.start()
     with pytest.raises(S3Error, match="no"):
-        sync.finish(20, ended=True)
+        sync.finish(60, ended=True)
     assert arrived.is_set()
 
 
@@ -76,7 +76,7 @@ def test_pods_upload_their_parts_of_a_checkpoint_until_the_end(
         checkpoints.save(7, lambda folder, part=part: (folder / part).write_text(part) and None, parts=2)
         syncs.append(sync)
     for sync in reversed(syncs):
-        sync.finish(20, ended=True)
+        sync.finish(60, ended=True)
         sync.warn_of_unuploaded()
         sync.close()
     (manifest,) = read_index(job_store.below("checkpoints")).manifests.values()

@@ -100,13 +100,13 @@ def test_following_ends_with_the_run_and_waits_for_whole_lines(run: Run) -> None
     with run.locked():
         following = threading.Thread(target=lambda: list(follow()))
         following.start()
-        assert arrived.wait(10)
+        assert arrived.wait(60)
         with log.open("a") as file:
             file.write("[rank 1] st")
             file.flush()
             os.fsync(file.fileno())
             file.write("ep 2\n")
-    following.join(10)
+    following.join(60)
     assert seen == ["step 2", "step 2"]
 
 

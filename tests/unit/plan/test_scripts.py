@@ -360,7 +360,7 @@ def test_a_program_without_tini_is_told_to_end_and_its_exit_code_passes(
         assert started.stdout is not None
         assert started.stdout.readline() == "up\n"
         started.terminate()
-        assert started.wait(20) == (code if code > 0 else 128 - code)
+        assert started.wait(20 * PATIENCE) == (code if code > 0 else 128 - code)
 
 
 # --- rank.sh --------------------------------------------------------------------------------------
