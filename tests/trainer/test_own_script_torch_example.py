@@ -33,13 +33,19 @@ def torchrun(folder: Path, script: Path, ranks: int, epochs: int) -> str:
     return done.stdout
 
 
+NO_THREAD_OF_GLOO_IS_LEFT = """
+for file in pathlib.Path("/proc/self/task").glob("*/comm"):
+    assert "gloo" not in file.read_text(), "it could abort the process at the exit of Python"
+"""
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """The script with one point on each arm, which is fewer points than ranks."""
+    """The script with one point on each arm, which is fewer points than ranks, and with a check at its end."""
     text = SCRIPT.read_text()
     assert text.count("4000") == 3
     file = tmp_path / "train.py"
-    file.write_text(text.replace("4000", "1"))
+    file.write_text(text.replace("4000", "1") + NO_THREAD_OF_GLOO_IS_LEFT)
     return file
 
 

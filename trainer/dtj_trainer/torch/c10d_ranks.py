@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
+# The module keeps the process group that exists when it is loaded, as a default of its functions. Loaded by DDP, it
+# would keep the group until Python exits: a thread of gloo that then waits for Python's lock aborts the process.
+import torch.distributed.nn.functional
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj_trainer.torch.ranks import GradientAveraging, TensorRanks
