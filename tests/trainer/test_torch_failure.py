@@ -128,6 +128,20 @@ def test_an_abort_while_python_ends_after_an_exception_is_the_exceptions(tmp_pat
     assert report["message"] == "the program was killed by SIGABRT: ValueError: bad batch 7"
 
 
+def test_an_abort_of_a_script_that_has_ended_has_a_remedy(tmp_path):
+    remedy = "if the script had ended, free its process group before the end (docs/troubleshooting.md)"
+    lines = ["epoch 2: loss 0.6604", "terminate called without an active exception"]
+
+    of_rank = rank_report(ProgramEnd(134, signal=signal.SIGABRT), lines, tmp_path)
+    of_torchrun = launcher_report([*lines, *table((0, -15), (1, -6))], tmp_path)
+
+    assert (of_rank["class"], of_rank["message"]) == (
+        "Signal",
+        f"the program was killed by SIGABRT; {remedy}",
+    )
+    assert of_torchrun["message"] == f"the process of rank 1 was killed by SIGABRT; {remedy}"
+
+
 def test_an_abort_without_an_exception_stays_a_signal(tmp_path):
     report = rank_report(ProgramEnd(134, signal=signal.SIGABRT), ["double free or corruption"], tmp_path)
 

@@ -26,6 +26,9 @@ _UNCAUGHT = {1, -signal.SIGABRT, 128 + signal.SIGABRT}
 _LEFT = {-signal.SIGTERM, 128 + signal.SIGTERM}
 """The ends of a rank that was told to stop, or that agreed with such a rank to leave."""
 _LEFT_UNTOLD = "the program left as after SIGTERM, though this pod was not told to stop"
+_GROUP_OUTLIVES_SCRIPT = "terminate called without an active exception"
+"""What libstdc++ prints when Python ends while a thread of gloo waits for its lock."""
+_FREE_THE_GROUP = "if the script had ended, free its process group before the end (docs/troubleshooting.md)"
 _CHANGEABLE = {FailureClass.APPLICATION_ERROR, FailureClass.SIGNAL}
 
 
@@ -97,6 +100,8 @@ def explain(
             _of_row(report, row)
     if exception is not None:
         _explain_exception(report, exception)
+    elif any(_GROUP_OUTLIVES_SCRIPT in line for line in lines):
+        report["message"] += f"; {_FREE_THE_GROUP}"
 
 
 def _of_row(report: RankExit, row: FailedRank) -> None:
