@@ -193,8 +193,8 @@ def test_is_it_slow_or_stuck_and_which_rank(browser: Browser, address: str) -> N
         open_job(visit.page, "stuck")
         says(visit.page, "The job makes no progress: all pods run, but the step has stayed at")
         assert visit.page.locator("dt").filter(has_text="Accuracy").count() == 0, "the program reports none"
-        # On a busy machine the start of the training is a stall too, whose stacks show other places.
-        # The page looks every 30 s.
+        # On a busy machine, the start of the training counts as a stall too. The stacks of that stall show other
+        # places. The page asks for stacks every 30 s.
         stands = visit.page.get_by_text(f"rank {THE_RANK_THAT_HANGS} stands in Condition.wait").first
         stands.wait_for(timeout=30_000 * PATIENCE)
         button = re.compile(f"^Show the stacks of rank {THE_RANK_THAT_HANGS},")

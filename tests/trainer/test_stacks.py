@@ -199,17 +199,16 @@ def test_a_second_stall_soon_after_the_first_has_stacks_of_its_own(hung, monkeyp
 
 
 def test_requests_that_wait_share_a_dump(monkeypatch, tmp_path) -> None:
+    times = iter((100.0, 105.0, 129.0, 131.0, 300.0))
     waits: list[float] = []
-    clock = SimpleNamespace(monotonic=lambda: 0.0)
     timer = SimpleNamespace(start=lambda: None)
-    monkeypatch.setattr(stacks, "time", clock)
+    monkeypatch.setattr(stacks, "time", SimpleNamespace(monotonic=lambda: next(times)))
     monkeypatch.setattr(
         stacks, "threading", SimpleNamespace(Lock=Lock, Timer=lambda wait, *_: waits.append(wait) or timer)
     )
     asked = stacks.Stacks(tmp_path, RunningPrograms())
 
-    for now in (100.0, 105.0, 129.0, 131.0, 300.0):
-        clock.monotonic = lambda now=now: now
+    for _ in range(5):
         asked.ask()
 
     assert waits == [0.0, 25.0, 29.0, 0.0]

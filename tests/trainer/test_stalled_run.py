@@ -115,7 +115,7 @@ def test_a_rank_that_hangs_is_shown_and_the_next_attempt_succeeds(
     kept = re.findall(
         r"logs/attempt-1/stacks-(\S+)-(\d)\.txt", dtj(home, "artifacts", "ls", "hangs", "--local")
     )
-    last = max(dump for _, dump in kept)  # On a busy machine the start is a stall too.
+    last = max(dump for _, dump in kept)  # On a busy machine, the start counts as a stall too.
     of_the_last = [name for name, dump in kept if dump == last]
     assert len(of_the_last) == len({*of_the_last}) == (2 if spec is HOROVOD else 3)
     text = dtj(home, "artifacts", "cp", "hangs", f"logs/attempt-1/stacks-{hangs}-{last}.txt", "-", "--local")

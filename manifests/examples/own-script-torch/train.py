@@ -6,7 +6,7 @@ import pathlib
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # Loaded later, this module would keep the process group until the exit.
+import torch.distributed.nn.functional  # If DistributedDataParallel imports it, it holds the group until the exit.
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -89,6 +89,6 @@ for epoch in range(first + 1, args.epochs + 1):
 if rank == 0:
     save(model.state_dict(), args.model / "spirals.pt")
 # Free the averaged model before the process group ends: otherwise the process could wait for ever for gloo's threads.
-# These threads must end before Python does: a thread that still waits for Python's lock then aborts the process.
+# Gloo's threads must end before Python exits: a thread that waits for Python's lock at the exit aborts the process.
 del averaged
 dist.destroy_process_group()

@@ -14,7 +14,7 @@ from dtj.cluster.user_api import UserApi
 
 T = TypeVar("T")
 _MORE_SECONDS = 5.0
-"""The time in which work may end after its caller was cancelled."""
+"""How long work may go on after its caller was cancelled."""
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:

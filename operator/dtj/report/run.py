@@ -95,7 +95,7 @@ def _row(line: bytes) -> Row | None:
         step = values["step"]
         if isinstance(step, bool) or not (0 <= step <= MAX_NUMBER and _FIRST_TIME <= time <= _LAST_TIME):
             return None
-        # The rows of a file have the same names, which take half of their memory where each row has its own.
+        # Rows share the strings of the names: a copy in each row would double the memory of the rows.
         values = {sys.intern(name): value for name, value in values.items()}
         return Row(str(values.get("kind", "train")), time, math.floor(step), values)
     # Numbers, times and nesting beyond the limits of Python raise the last three.

@@ -27,7 +27,7 @@ _LEFT = {-signal.SIGTERM, 128 + signal.SIGTERM}
 """The ends of a rank that was told to stop, or that agreed with such a rank to leave."""
 _LEFT_UNTOLD = "the program left as after SIGTERM, though this pod was not told to stop"
 _GROUP_OUTLIVES_SCRIPT = "terminate called without an active exception"
-"""What libstdc++ prints when Python ends while a thread of gloo waits for its lock."""
+"""What libstdc++ prints when Python exits while a thread of gloo waits for Python's lock."""
 _FREE_THE_GROUP = "if the script had ended, free its process group before the end (docs/troubleshooting.md)"
 _CHANGEABLE = {FailureClass.APPLICATION_ERROR, FailureClass.SIGNAL}
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-# The module keeps the process group that exists when it is loaded, as a default of its functions. Loaded by DDP, it
-# would keep the group until Python exits: a thread of gloo that then waits for Python's lock aborts the process.
+# Import this module before init_process_group: its functions have the present process group as a default argument,
+# and DistributedDataParallel imports the module too. A group that the module holds lives until Python exits. A thread
+# of gloo that waits for Python's lock at the exit aborts the process.
 import torch.distributed.nn.functional
 from torch.nn.parallel import DistributedDataParallel
 
