@@ -1,4 +1,4 @@
-"""For all tests: their order, the settings of hypothesis, and a browser."""
+"""For all tests: their order, the settings of hypothesis, warm interpreters, and a browser."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
+from tests import warm
 from tests.at_once import AtOnce, turn
 
 if TYPE_CHECKING:
@@ -17,6 +18,18 @@ if TYPE_CHECKING:
 # How long an example takes says more of the machine than of what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder of the warm interpreters; the workers of xdist share it."""
+    if not hasattr(config, "workerinput"):
+        warm.make_folder()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the warm interpreters that tests have started."""
+    if not hasattr(config, "workerinput"):
+        warm.end()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> AtOnce:

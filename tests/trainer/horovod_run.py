@@ -8,12 +8,12 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import pytest
+from tests import warm
 from tests.patience import PATIENCE
 
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none")
@@ -52,11 +52,14 @@ class Run:
     """
 
     program: ClassVar[str]
+    framework: ClassVar[str] = "torch"
+    """See `warm.FRAMEWORKS`."""
     environment: ClassVar[dict[str, str]] = {}
 
     def __init__(self, root: Path, data: Path | str, ranks: int, *options: str) -> None:
         self.root = root
-        program = [sys.executable, "-m", self.program, f"--data={data}", "--no-export", *options]
+        python = warm.python(self.framework)
+        program = [python, "-m", self.program, f"--data={data}", "--no-export", *options]
         ours = {"DTJ_ROOT": str(root), "OMP_NUM_THREADS": "1", "DTJ_ARTIFACTS_URI": ""}
         ours["OMPI_MCA_mpi_yield_when_idle"] = "1"  # the processors are few, and shared
         self.process = subprocess.Popen(

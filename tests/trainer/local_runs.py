@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests import warm
 from tests.patience import PATIENCE
 from tests.trainer.conftest import REPOSITORY, until
 
@@ -73,6 +74,20 @@ def start(tmp_path: Path) -> Iterator[Callable[..., DtjRun]]:
             run.process.kill()
             run.process.wait()
     until(lambda: not processes_of(tmp_path), "nothing is left", 15)
+
+
+@pytest.fixture
+def warm_torch(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `python`, `torchrun` and `accelerate` whose processes have imported PyTorch; see `tests.warm`."""
+    python = Path(warm.python("torch"))
+    monkeypatch.setenv("PYTHON_EXEC", str(python))  # torchrun starts its workers by this one.
+    for name in ("torchrun", "accelerate"):
+        command = python.with_name(name)
+        new = command.with_suffix(f".{os.getpid()}")
+        new.write_text(f'#!/bin/sh\nexec {python} {Path(sys.executable).with_name(name)} "$@"\n')
+        new.chmod(0o755)
+        new.rename(command)
+    return python.parent
 
 
 def processes_of(folder: Path) -> list[str]:

@@ -6,7 +6,6 @@ import io
 import pickle
 import struct
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +14,7 @@ import numpy as np
 import skimage.data
 import webdataset
 from PIL import Image
+from tests import warm
 
 Example = tuple[bytes, int]
 """A picture file and its label."""
@@ -128,7 +128,9 @@ for path, examples in pickle.load(sys.stdin.buffer).items():
 def write_tfrecords(files: dict[Path, list[dict[str, bytes | int]]]) -> None:
     """Write files of examples with TensorFlow, in a process of its own."""
     content = pickle.dumps({str(path): examples for path, examples in files.items()})
-    subprocess.run([sys.executable, "-c", _TENSORFLOW], input=content, check=True, capture_output=True)
+    subprocess.run(
+        [warm.python("tensorflow"), "-c", _TENSORFLOW], input=content, check=True, capture_output=True
+    )
 
 
 def slim_example(picture: bytes, label: int, kind: bytes = b"png", size: int = 32) -> dict[str, bytes | int]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import warm
 from tests.trainer import local_runs
 from tests.trainer.local_runs import DtjRun, kept, write_job
 
@@ -20,7 +20,7 @@ PS_AND_WORKERS: dict[str, Any] = {"worker": {"replicas": 2}, "ps": {}}
 
 
 def program(script: str, *options: str) -> list[str]:
-    return [sys.executable, str(SCRIPTS / script), *options]
+    return [warm.python("tensorflow"), str(SCRIPTS / script), *options]
 
 
 @pytest.mark.parametrize(

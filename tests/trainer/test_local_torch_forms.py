@@ -23,6 +23,7 @@ from dtj.convert.job import convert, is_job
 pytest.importorskip("torch", reason="needs the torch extra")
 
 start = local_runs.start
+warm_torch = local_runs.warm_torch
 JOBS = Path(__file__).parents[1] / "convert_jobs"
 SCRIPT = Path(__file__).parent / "torch_forms" / "all_reduce.py"
 # Nodes, and ranks in each, as the other operator starts them; and the arguments of the script.
@@ -51,17 +52,17 @@ FORMS: dict[str, tuple[int, int, list[str]]] = {
 _LINE = re.compile(r"rank (\d+) of (\d+) on node (\d+): sum (\d+), arguments (\[[^]]*\])")
 
 
-def converted(name: str, folder: Path) -> Manifest | None:
-    """Convert a job whose programs are those of this machine."""
+def converted(name: str, folder: Path, programs: Path) -> Manifest | None:
+    """Convert a job whose programs are those in the folder `programs`."""
     train = folder / "train.sh"
-    train.write_text(f"{Path(sys.executable).with_name('torchrun')} {SCRIPT} --from=script\n")
+    train.write_text(f"{programs}/torchrun {SCRIPT} --from=script\n")
     text = (JOBS / f"{name}.yaml").read_text()
     for before, now in {
         "-m app.digits": str(SCRIPT),
         r"(/app/digits|\bdemo)\.py": str(SCRIPT),
         "/app/train.sh": str(train),
-        "python3": sys.executable,
-        r"\b(torchrun|accelerate)(?=[ ,])": rf"{Path(sys.executable).parent}/\1",
+        "python3": f"{programs}/python",
+        r"\b(torchrun|accelerate)(?=[ ,])": rf"{programs}/\1",
     }.items():
         text = "\n".join(
             line if line.startswith("#") else re.sub(before, now, line) for line in text.splitlines()
@@ -77,17 +78,17 @@ def converted(name: str, folder: Path) -> Manifest | None:
 
 def test_every_job_that_converts_runs_here(tmp_path: Path) -> None:
     names = {file.stem for file in JOBS.glob("t*.yaml") if not file.stem.startswith("tf-")}
-    assert {name for name in names if converted(name, tmp_path)} == set(FORMS)
+    assert {name for name in names if converted(name, tmp_path, Path(sys.executable).parent)} == set(FORMS)
 
 
 @pytest.mark.parametrize("name", sorted(FORMS))
 def test_the_ranks_of_a_converted_job_are_one_world(
-    start: Callable[..., DtjRun], tmp_path: Path, name: str
+    start: Callable[..., DtjRun], warm_torch: Path, tmp_path: Path, name: str
 ) -> None:
     if name == "torch-accelerate" and find_spec("accelerate") is None:
         pytest.skip("needs accelerate")
     file = tmp_path / f"{name}.yaml"
-    file.write_text(json.dumps(converted(name, tmp_path)))
+    file.write_text(json.dumps(converted(name, tmp_path, warm_torch)))
 
     output = start(file).ended()
 

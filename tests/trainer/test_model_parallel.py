@@ -11,13 +11,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests import warm
 from tests.patience import PATIENCE
 from tests.trainer import torch_run
 from tests.trainer.idx_files import write_pictures
@@ -83,7 +83,13 @@ def output_of(command: list[str], ranks: int, folder: Path, **variables: str) ->
 
 # A single test: with several workers, each would run all checks.
 def test_ranks_are_one_process_and_go_on_from_each_other(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.trainer.division_checks", str(tmp_path), *map(str, free_ports(4))]
+    command = [
+        warm.python("torch"),
+        "-m",
+        "tests.trainer.division_checks",
+        str(tmp_path),
+        *map(str, free_ports(4)),
+    ]
     found = json.loads(output_of(command, 4, tmp_path))
     assert found["close"].keys() == LAYOUTS
     assert {name: each for name, each in found["close"].items() if each > 1e-5} == {}
@@ -96,7 +102,7 @@ def test_ranks_are_one_process_and_go_on_from_each_other(tmp_path: Path) -> None
 @pytest.mark.nets
 def test_each_network_in_shards_and_in_stages(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "tests.trainer.division_nets"]
+    command = [warm.python("torch"), "-m", "tests.trainer.division_nets"]
     found = json.loads(output_of(command, 2, tmp_path, WORLD_SIZE="2", MASTER_PORT=str(port)))
     assert len(found) == 2 * len(MODELS) + 1
     assert {name: each for name, each in found.items() if each > 1e-6} == {}

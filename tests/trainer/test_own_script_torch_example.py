@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests import warm
 from tests.patience import PATIENCE
 from tests.trainer.conftest import REPOSITORY
 
@@ -22,7 +22,7 @@ def torchrun(folder: Path, script: Path, ranks: int, epochs: int) -> str:
     places = (f"--checkpoints={folder}/checkpoints", f"--model={folder}/model")
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     done = subprocess.run(
-        [sys.executable, *launcher, str(script), f"--epochs={epochs}", *places],
+        [warm.python("torch"), *launcher, str(script), f"--epochs={epochs}", *places],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

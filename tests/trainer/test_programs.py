@@ -20,7 +20,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
+from tests import warm
 from tests.patience import PATIENCE
+from tests.trainer.conftest import REPOSITORY
 
 from dtj_trainer import contract
 from dtj_trainer.data.pictures import Pictures
@@ -278,11 +281,26 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str
     assert message in capsys.readouterr().err
 
 
+EXAMPLES = sorted((REPOSITORY / "manifests/examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_the_program_of_an_example_knows_its_options(file: Path) -> None:
+    spec = yaml.safe_load(file.read_text())["spec"]
+    program = spec["command"][-1]
+    if "ps_image" in program:
+        from dtj_trainer.ps import options as parameter_server  # imports Keras
+
+        parameter_server.parse(spec["args"], program, "")
+    else:
+        parse(spec["args"], program, "", ("cnn", "resnet18"), mixed_precision="_tf_" not in program)
+
+
 def test_sigterm_ends_a_program_that_waits_for_its_data(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         name = "dtj_trainer.programs.horovod_image_classification"
         program = subprocess.Popen(
-            [sys.executable, "-m", name, "--data=s3://datasets/pictures"],
+            [warm.python("torch"), "-m", name, "--data=s3://datasets/pictures"],
             env={
                 **os.environ,
                 "DTJ_ROOT": str(tmp_path),

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests import warm
 from tests.trainer.conftest import NOT_IN_THE_IMAGES, REPOSITORY
 
 from dtj_trainer.train import accelerator
@@ -24,6 +25,7 @@ KERAS = "dtj_trainer.programs.horovod_tf_image_classification"
 SERVERS = "dtj_trainer.programs.ps_image_classification"
 HOROVOD_FOR_TENSORFLOW = Path(sys.prefix) / "horovod-tensorflow"
 ONE = {"DTJ_GPUS": "1", "DTJ_GPU_RESOURCE": "nvidia.com/gpu"}
+FRAMEWORKS = {TORCH: "torch", KERAS: "horovod-tensorflow", SERVERS: "tensorflow"}
 CLUSTER = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
 TF_CONFIG = json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 0}})
 # What the framework says of its GPUs, on a machine without one.
@@ -48,7 +50,7 @@ def run(root: Path, program: str, before: str = "", **environment: str) -> subpr
     paths += [str(REPOSITORY / "trainer"), str(NOT_IN_THE_IMAGES)]
     return subprocess.run(
         [
-            sys.executable,
+            warm.python(FRAMEWORKS[program]),
             "-c",
             f"{before}\nfrom runpy import run_module\nrun_module({program!r}, run_name='__main__', alter_sys=True)",
             "--data=/nowhere",

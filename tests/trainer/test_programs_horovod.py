@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from tests import warm
 from tests.trainer import horovod_run
 from tests.trainer.idx_files import FASHION_MNIST, write_pictures
 
@@ -238,7 +239,12 @@ def test_fashion_mnist_to_the_end(tmp_path: Path) -> None:
     for option in ((), ("--exported",)):
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "dtj_trainer.programs.evaluate", f"--model-dir={tmp_path / 'model'}"),
+                *(
+                    warm.python("torch"),
+                    "-m",
+                    "dtj_trainer.programs.evaluate",
+                    f"--model-dir={tmp_path / 'model'}",
+                ),
                 *(f"--data={FASHION_MNIST}", *option),
             ],
             capture_output=True,
@@ -258,7 +264,7 @@ def test_an_example_without_weight_enters_no_statistics() -> None:
         model="resnet18",
         device="__import__('torch').device('cpu'), ",
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([warm.python("torch"), "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["4", "True", "0", "False", "4.0"]
 
 
@@ -284,6 +290,9 @@ def test_a_resume_within_an_epoch_is_exact_with_batch_statistics(tmp_path: Path)
 
 def test_dropout_differs_by_rank_and_step_and_goes_on_after_a_resume(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", DROPOUT, tmp_path / "state.pt"], capture_output=True, text=True, check=False
+        [warm.python("torch"), "-c", DROPOUT, tmp_path / "state.pt"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout.split() == ["all", "drawn"], done.stderr

@@ -20,6 +20,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from tests import warm
 from tests.trainer import horovod_run
 from tests.trainer.conftest import NOT_IN_THE_IMAGES
 from tests.trainer.idx_files import write_pictures
@@ -44,6 +45,7 @@ SHARED = ("--max-steps=20", "--seed=5", "--no-scale-lr", "--warmup-epochs=0")
 
 
 class Run(horovod_run.Run):
+    framework = "horovod-tensorflow"
     program = "dtj_trainer.programs.horovod_tf_image_classification"
     environment: ClassVar[dict[str, str]] = QUIET
 
@@ -105,7 +107,7 @@ logits = keras.models.load_model(sys.argv[2]).predict(test.pixels.transpose(0, 2
 print((logits.argmax(1) == test.labels).mean())
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, small, together.root / "model/model.keras"],
+        [warm.python(Run.framework), "-c", program, small, together.root / "model/model.keras"],
         env={**os.environ, **QUIET},
         capture_output=True,
         text=True,
@@ -175,7 +177,7 @@ said.append(type(horovod.tensorflow.keras.DistributedOptimizer(SGD())).__name__)
 print(json.dumps(said))
 """
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [warm.python(Run.framework), "-c", program],
         env={**os.environ, **QUIET},
         capture_output=True,
         text=True,
@@ -198,7 +200,11 @@ def test_an_example_without_weight_enters_no_statistics() -> None:
         device="",
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **QUIET}, capture_output=True, text=True, check=True
+        [warm.python(Run.framework), "-c", code],
+        env={**os.environ, **QUIET},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.split() == ["4", "True", "0", "False", "4.0"]
 
@@ -254,7 +260,7 @@ for by, large in (("process", 0), ("thread", 2**40)):
 
 
 def test_a_save_beside_the_training_is_the_state_of_its_step(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SAVES, str(tmp_path)]
+    command = [warm.python(Run.framework), "-c", SAVES, str(tmp_path)]
     done = subprocess.run(command, env={**os.environ, **QUIET}, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"] * 12
     for by in ("process", "thread"):

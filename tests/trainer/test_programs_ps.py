@@ -12,13 +12,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests import warm
 from tests.trainer.conftest import NOT_IN_THE_IMAGES, REPOSITORY, free_ports, until
 from tests.trainer.idx_files import NAMES, idx_bytes, write_pictures
 
@@ -63,7 +63,7 @@ class Job:
             with (self.folder / f"{name}.log").open("ab") as log:
                 self.processes[name] = subprocess.Popen(
                     [
-                        *(sys.executable, "-m", PROGRAM, f"--data={self._data}", "--no-export"),
+                        *(warm.python("tensorflow"), "-m", PROGRAM, f"--data={self._data}", "--no-export"),
                         *(*self._options, *options),
                     ],
                     env={
@@ -81,7 +81,7 @@ class Job:
                 )
 
     def kill(self, name: str, with_signal: int = signal.SIGKILL) -> int:
-        self.processes[name].send_signal(with_signal)
+        self.processes[name].send_signal(warm.KILL if with_signal == signal.SIGKILL else with_signal)
         return self.exit_code(name)
 
     def exit_code(self, name: str, timeout: float = LONGEST_WAIT_SECONDS) -> int:

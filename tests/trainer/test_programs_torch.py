@@ -11,12 +11,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from tests import warm
 from tests.patience import PATIENCE
 from tests.trainer.horovod_run import MPIRUN
 from tests.trainer.idx_files import write_pictures
@@ -39,7 +39,7 @@ def end() -> Iterator[list[Run]]:
 @pytest.fixture(scope="module")
 def differences() -> dict[str, float]:
     done = subprocess.run(
-        [*MPIRUN, "-n", "2", sys.executable, "-m", "tests.trainer.torch_checks"],
+        [*MPIRUN, "-n", "2", warm.python("torch"), "-m", "tests.trainer.torch_checks"],
         env={
             **os.environ,
             "MASTER_ADDR": "127.0.0.1",

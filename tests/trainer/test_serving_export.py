@@ -16,12 +16,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests import warm
 from tests.patience import PATIENCE
 from tests.trainer import served_models
 from tests.trainer.served_models import file_of, served
@@ -212,7 +212,7 @@ for place, given in (("job", Given()), ("saved", Given(range=(0.0, 1.0)))):
 def test_models_of_keras_and_saved_models(tmp_path: Path) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, "-c", KERAS, str(tmp_path)],
+        [warm.python("tensorflow"), "-c", KERAS, str(tmp_path)],
         env=environment, capture_output=True, text=True, timeout=100 * PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

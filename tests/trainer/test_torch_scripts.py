@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,10 +15,9 @@ from tests.trainer.local_runs import DtjRun, write_job
 pytestmark = pytest.mark.torch
 
 start = local_runs.start
+warm_torch = local_runs.warm_torch
 SCRIPTS = Path(__file__).parent / "torch_scripts"
-PYTHON = [sys.executable]
-TORCHRUN = [str(Path(sys.executable).with_name("torchrun"))]
-ACCELERATE = [str(Path(sys.executable).with_name("accelerate")), "launch", "--multi_gpu"]
+PYTHON, TORCHRUN, ACCELERATE = ["python"], ["torchrun"], ["accelerate", "launch", "--multi_gpu"]
 ABORTED = "terminate called without an active exception"
 MASTER_IP = ["--master_ip=$(MASTER_ADDR)", "--num_nodes=$(WORLD_SIZE)", "--rank=$(RANK)"]
 accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="needs accelerate")
@@ -41,6 +39,7 @@ accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="needs a
 )
 def test_a_script_trains_in_the_world_that_was_asked_for(
     start: Callable[..., DtjRun],
+    warm_torch: Path,
     tmp_path: Path,
     launcher: list[str],
     script: str,
@@ -52,7 +51,7 @@ def test_a_script_trains_in_the_world_that_was_asked_for(
     file = write_job(
         tmp_path,
         "line",
-        [*launcher, str(SCRIPTS / script)],
+        [str(warm_torch / launcher[0]), *launcher[1:], str(SCRIPTS / script)],
         args=[option.replace("{procs}", str(procs)) for option in options],
         strategy="TorchDistributed",
         torch={"procsPerWorker": procs, **block},

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests import warm
 from tests.patience import PATIENCE
 from tests.trainer import torch_run
 from tests.trainer.idx_files import FASHION_MNIST
@@ -90,7 +91,7 @@ def test_a_trained_network_of_pytorch_answers_the_same(data: Path, tmp_path: Pat
 def test_a_trained_network_of_keras_answers_the_same(data: Path, tmp_path: Path, name: str) -> None:
     how = "quarters" if name == KERAS_MODELS[0] else "whole"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.trained_exports", name, data, tmp_path / "model", how],
+        [warm.python("tensorflow"), "-m", "tests.trainer.trained_exports", name, data, tmp_path / "model", how],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True, text=True, timeout=1500 * PATIENCE, check=False,
     )  # fmt: skip

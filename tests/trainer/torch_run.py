@@ -6,11 +6,11 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from tests import warm
 from tests.patience import PATIENCE
 from tests.trainer.conftest import until
 
@@ -45,7 +45,7 @@ class Run:
             with (workspace / "out").open("wb") as output:
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", PROGRAM, f"--data={data}", "--no-export", *options],
+                        [warm.python("torch"), "-m", PROGRAM, f"--data={data}", "--no-export", *options],
                         env={**os.environ, **ours, **variables, **environment},
                         stdout=output,
                         stderr=subprocess.STDOUT,

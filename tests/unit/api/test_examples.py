@@ -1,4 +1,4 @@
-"""The example manifests: options of their programs, and the objects of manifests/eks that examples name."""
+"""The example manifests: what they show, and the objects of manifests/eks that examples name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj_trainer.ps import options as parameter_server
-from dtj_trainer.train import options
-
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 EXAMPLES = sorted((MANIFESTS / "examples").glob("*.yaml"))
 
@@ -21,16 +18,6 @@ def test_the_examples_are_few_and_differ_in_what_they_show() -> None:
         "fashion-mnist-ddp", "fashion-mnist-horovod", "fashion-mnist-ps", "gpu-spot", "keras-horovod",
         "ps-synchronous", "shared-volume",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_the_program_knows_its_options(file: Path) -> None:
-    spec = yaml.safe_load(file.read_text())["spec"]
-    program = spec["command"][-1]
-    if "ps_image" in program:
-        parameter_server.parse(spec["args"], program, "")
-    else:
-        options.parse(spec["args"], program, "", ("cnn", "resnet18"), mixed_precision="_tf_" not in program)
 
 
 def test_the_gpu_example_fits_the_nodes_of_eks() -> None:

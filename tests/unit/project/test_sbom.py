@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -35,6 +33,14 @@ Status: install ok installed
 Architecture: amd64
 Version: 12
 """
+
+
+def strict_validator() -> Any:
+    """CycloneDX's own. Its import takes seconds: not for who runs another test."""
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    return JsonStrictValidator(SchemaVersion.V1_6)
 
 
 def packed(files: dict[str, str], links: dict[str, str]) -> bytes:
@@ -121,7 +127,7 @@ def test_it_names_what_the_layers_leave_installed(sbom: Any, archive: Path) -> N
 
 def test_it_is_cyclonedx(sbom: Any, archive: Path) -> None:
     text = sbom.bill(archive, "dtj-operator:0.1.0")
-    validator = JsonStrictValidator(SchemaVersion.V1_6)
+    validator = strict_validator()
 
     assert validator.validate_str(text) is None
     broken = json.loads(text)
@@ -183,7 +189,7 @@ def test_a_distribution_says_its_licence_in_three_ways(
     image = written(tmp_path / "image.tar", [distribution("some", "1", lines), {}, {}])
     text = sbom.bill(image, "dtj-operator:0.1.0")
     assert licensed(text) == {"some": found}
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    assert strict_validator().validate_str(text) is None
 
 
 def test_the_command_fails_and_names_the_packages_without_a_known_licence(
