@@ -14,6 +14,8 @@ PYTHON ?= python3
 PY := .venv/bin/python
 VENV := .venv/.made
 DEMO_VENV := .venv/.made-for-demo
+# Without PyTorch and TensorFlow, which are most of the time and of the gigabytes.
+DEV_VENV := .venv/.made-for-dev
 # pip compiles nothing (--no-compile): most installed modules are never imported. Python compiles a module at its
 # first import and keeps the bytecode. With PYTHONDONTWRITEBYTECODE=1 each process would compile TensorFlow again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -29,17 +31,21 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster bench-serve
+.PHONY: help times demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster bench-serve
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV): pyproject.toml constraints.txt
-	$(PIP_INSTALL) '.[dev,torch,tensorflow]'
-	@touch $@ $(DEMO_VENV)
+	$(PIP_INSTALL) '.[dev-frameworks]'
+	@touch $@ $(DEMO_VENV) $(DEV_VENV)
 
 $(DEMO_VENV): pyproject.toml constraints.txt
 	$(PIP_INSTALL) '.[local,report,torch]'
+	@touch $@
+
+$(DEV_VENV): pyproject.toml constraints.txt
+	$(PIP_INSTALL) '.[dev]'
 	@touch $@
 
 demo: $(DEMO_VENV)  ## train Fashion-MNIST by Horovod on two ranks of this machine, without a cluster
@@ -59,7 +65,7 @@ test: $(VENV)  ## everything: lint, unit, chart, trainer and cluster tests; logs
 test-chaos: $(VENV)  ## every fault on a training of each strategy, as a table, and what else takes long; an hour
 	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- --real-trainings -m "chaos or matrix" tests/cluster
 
-test-unit: $(VENV)  ## tests of the operator, the dtj command and the SDK: no root, no network
+test-unit: $(DEV_VENV)  ## tests of the operator, the dtj command and the SDK: no root, no network
 	$(PY) -m pytest --numprocesses=$(AT_ONCE) tests/unit tests/golden
 
 test-histories: $(VENV)  ## 1,000 random histories of kills and numbers of ranks for each format of data; minutes
@@ -68,7 +74,7 @@ test-histories: $(VENV)  ## 1,000 random histories of kills and numbers of ranks
 test-serve-hostile: $(VENV)  ## 200,000 hostile requests to `dtj serve`; minutes
 	DTJ_HOSTILE=$(REQUESTS) $(PY) -m pytest --capture=no --timeout=0 tests/trainer/test_serving_hostile.py
 
-test-chart: $(VENV)  ## tests of the Helm chart and of the manifests made from it; downloads Helm where there is none
+test-chart: $(DEV_VENV)  ## tests of the Helm chart and of the manifests made from it; downloads Helm where there is none
 	$(PY) -m pytest --numprocesses=$(AT_ONCE) tests/chart
 
 test-trainer: $(VENV)  ## data, models, launch, artifacts and training with real Horovod ranks on this machine
@@ -94,11 +100,14 @@ test-ends: $(VENV)  ## jobs end in every way on a real cluster, its API server s
 	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- --capture=no -m ends tests/cluster
 
 # All clones share the cache of mypy. mypy checks only files whose content differs from the cache.
+# The whole check needs the frameworks' types: `make test` has them.
+MYPY_WITHOUT_FRAMEWORKS := --ignore-missing-imports --allow-subclassing-any --allow-untyped-decorators \
+	--no-warn-return-any --no-warn-unused-ignores --no-warn-unreachable
 lint: export MYPY_CACHE_DIR ?= $(or $(DTJ_CACHE),$(HOME)/.cache/dtj)/mypy
-lint: $(VENV)  ## ruff, mypy --strict, import rules
+lint: $(DEV_VENV)  ## ruff, mypy --strict, import rules
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy
+	.venv/bin/mypy $(if $(wildcard .venv/lib/*/site-packages/torch .venv/lib/*/site-packages/tensorflow),,$(MYPY_WITHOUT_FRAMEWORKS))
 	.venv/bin/lint-imports
 
 bench: bench-control bench-training  ## measure performance against the documented claims
@@ -142,7 +151,10 @@ sbom: $(VENV)  ## write the contents of the images, as CycloneDX, to build/sbom
 	@mkdir -p build && $(PY) docker/build.py --print-archives > build/archives.txt
 	$(PY) docker/sbom.py --folder build/sbom --archives build/archives.txt
 
-crd: $(VENV)  ## write the CRD from the models, in manifests/crd and for the chart; docs/reference.md from the CRD
+times: $(VENV)  ## write tests/times.md, the budget of `make test`, from its last run
+	@$(PY) -m tests.stage_times
+
+crd: $(DEV_VENV)  ## write the CRD from the models, in manifests/crd and for the chart; docs/reference.md from the CRD
 	.venv/bin/dtj crd > manifests/crd/distributedtrainingjobs.yaml
 	cp manifests/crd/distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
 	$(PY) -m tests.field_reference

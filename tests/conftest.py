@@ -9,11 +9,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
-from tests import warm
+from tests import processor_time, stage_times, warm
 from tests.at_once import AtOnce, turn
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+BEFORE = pytest.StashKey[float]()
 
 # How long an example takes says more of the machine than of what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,6 +26,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the folder of the warm interpreters; the workers of xdist share it."""
     if not hasattr(config, "workerinput"):
         warm.make_folder()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Note a test's processor seconds from its setup on; see `pytest_runtest_teardown`."""
+    item.stash[BEFORE] = processor_time.of_this_process()
+    return (yield)  # type: ignore[misc]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Report the test's processor seconds as a property, after its fixtures have ended."""
+    try:
+        return (yield)  # type: ignore[misc]
+    finally:
+        used = processor_time.of_this_process() - item.stash[BEFORE]
+        item.user_properties.append((stage_times.PROCESSOR, f"{used:.2f}"))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

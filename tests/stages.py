@@ -19,8 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import processor_time
 from tests.cluster.progress import note
-from tests.stage_times import FOLDER, failures, report_file, table, timed
+from tests.stage_times import FOLDER, failures, growth, report_file, table, timed
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,16 +77,17 @@ class Run:
         log = FOLDER / f"{stage.name}.log"
         note(f"{stage.name} … (tail -f {log.relative_to(ROOT)})")
         environment = os.environ | {"PYTEST_ADDOPTS": _addopts(stage.name)}
-        with timed(stage.name), log.open("wb") as output:
+        with timed(stage.name, used=lambda: processor_time.of_stage(stage.name)), log.open("wb") as output:
             with self._lock:
                 if self._ended.is_set():
                     return
                 process = subprocess.Popen(
-                    stage.command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
-                    stdout=output, stderr=subprocess.STDOUT, process_group=0,
+                    processor_time.in_group(stage.name, stage.command), cwd=ROOT, env=environment,
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0,
                 )  # fmt: skip
                 self._running[stage.name] = process
             code = process.wait()
+        processor_time.remove(stage.name)
         with self._lock:
             del self._running[stage.name]
             text = log.read_text(errors="replace")
@@ -121,7 +123,7 @@ def main() -> int:
         thread.start()
     for thread in threads:
         thread.join()
-    times = table()
+    times = "\n".join([table(), *growth()])
     (FOLDER / "times.txt").write_text(f"{times}\n")
     print(times)
     if run.failed:

@@ -25,6 +25,8 @@ from pathlib import Path
 
 ENV_FOLDER = "WARM_PYTHON"
 """Names the folder of this run of pytest, also in the workers of pytest-xdist."""
+ENV_LEDGER, LEDGER = "WARM_PYTHON_LEDGER", ".used"
+"""Names the file for the processor seconds of the programs of one process of pytest."""
 HASH_SEEDS = ("1", "2")
 """One server for each: ranks of one training that iterate over sets see different orders, as cold ranks do."""
 START_SECONDS = 300
@@ -74,6 +76,7 @@ FRAMEWORKS["horovod-tensorflow"] = Framework(
 def python(framework: str) -> str:
     """The path of a `python` with a framework of FRAMEWORKS. Start its servers unless they run."""
     folder = Path(os.environ[ENV_FOLDER]) / framework
+    os.environ[ENV_LEDGER] = f"{folder.parent}/{os.getpid()}{LEDGER}"
     executable = folder / "python"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -159,6 +162,14 @@ def _write_client(executable: Path, framework: Framework) -> None:
     new.write_text("\n".join([*lines, text]))
     new.chmod(0o755)
     new.rename(executable)
+
+
+def used() -> float:
+    """Processor seconds of the programs so far that this process has started, and that have ended."""
+    with suppress(KeyError, OSError):
+        ledger = Path(os.environ[ENV_FOLDER]) / f"{os.getpid()}{LEDGER}"
+        return sum(map(float, ledger.read_text().split()))
+    return 0.0
 
 
 def make_folder() -> None:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.warm import FRAMEWORKS, Framework, pytest_pid
+from tests.warm import ENV_LEDGER, FRAMEWORKS, Framework, pytest_pid
 
 FILES = 3
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -69,6 +69,7 @@ def _keep(connection: socket.socket) -> list[str]:
         missing -= len(part)
         if not part:
             os._exit(1)
+    arguments, environment, *place = marshal.loads(request)
     pid = os.fork()
     if pid == 0:
         for number, file in enumerate(files):
@@ -76,7 +77,7 @@ def _keep(connection: socket.socket) -> list[str]:
             os.close(file)
         _enter_mounts(connection)
         connection.close()
-        return _become(*marshal.loads(request))
+        return _become(arguments, environment, *place)
     for file in files:
         os.close(file)
     ended = os.pidfd_open(pid)
@@ -91,13 +92,21 @@ def _keep(connection: socket.socket) -> list[str]:
                 for kill in (os.kill, os.killpg):
                     with suppress(ProcessLookupError):
                         kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+                _wait(pid, environment)
                 os._exit(1)
         if ended in ready:
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            code = _wait(pid, environment)
             with suppress(OSError):
                 connection.sendall(code.to_bytes(4, "little", signed=True))
             os._exit(0)
+
+
+def _wait(pid: int, environment: dict[str, str]) -> int:
+    """The exit code of the program, whose processor seconds are noted."""
+    _, status, used = os.wait4(pid, 0)
+    with suppress(KeyError, OSError), Path(environment[ENV_LEDGER]).open("a") as ledger:
+        ledger.write(f"{used.ru_utime + used.ru_stime:.2f}\n")
+    return os.waitstatus_to_exitcode(status)
 
 
 def _enter_mounts(connection: socket.socket) -> None:

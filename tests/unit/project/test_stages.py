@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests import stages
-from tests.stage_times import SLOWEST, failures, report_file, table, timed
+from tests import processor_time, stages
+from tests.stage_times import SLOWEST, budget_text, failures, growth, read_budget, report_file, table, timed
 from tests.stages import Run, Stage
 
 
@@ -17,7 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the logs of this module's stages go."""
     monkeypatch.setattr(stages, "FOLDER", tmp_path)
     monkeypatch.setattr(stages, "ROOT", tmp_path)
-    monkeypatch.setattr(stages, "timed", lambda name: timed(name, tmp_path))
+    monkeypatch.setattr(stages, "timed", lambda name, used: timed(name, tmp_path, used))
     return tmp_path
 
 
@@ -61,7 +63,58 @@ def test_the_slowest_tests_are_told_beside_the_stages(folder: Path) -> None:
     assert lines[2].split()[0] == "unit"
     shown = [line for line in lines if "tests.unit.a" in line]
     assert len(shown) == SLOWEST
-    assert shown[0].split() == ["41.5", "s", "unit", "tests.unit.a::t41"]
+    assert shown[0].split() == ["41.5", "s", "0.0", "unit", "tests.unit.a::t41"]
+
+
+def test_what_a_stage_and_its_tests_took_stands_beside_the_budget(folder: Path) -> None:
+    used = iter([10.0, 95.4])
+    with timed("unit", folder, lambda: next(used)):
+        pass
+    processor = {"as before": 4.0, "grew": 9.5, "new": 3.0, "new and quick": 0.5}
+    report_file("unit", folder).write_text(
+        "<testsuites><testsuite>"
+        + "".join(
+            f'<testcase classname="a" name="{name}" time="1"><properties>'
+            f'<property name="processor" value="{seconds}"/></properties></testcase>'
+            for name, seconds in processor.items()
+        )
+        + "</testsuite></testsuites>"
+    )
+    budget = folder / "times.md"
+    budget.write_text(
+        "| stage | processor |\n| --- | --- |\n| `unit` | 70 | 30 |\n\n"
+        "| test | processor |\n| --- | --- |\n| `a::as before` | 4.0 |\n| `a::grew` | 2.5 |\n"
+    )
+
+    assert table(folder, budget).splitlines()[2].split()[-2:] == ["85", "70"]
+    shown = [line.split() for line in growth(folder, budget)[2:]]
+    assert [(words[0], " ".join(words[3:])) for words in shown] == [
+        ("+7.0", "unit a::grew"),
+        ("+1.0", "unit a::new"),
+    ]
+
+    # The file that `make times` writes is read back: nothing has grown then.
+    budget.write_text(budget_text(folder))
+    assert read_budget(budget) == ({"unit": 85.0}, {"a::as before": 4.0, "a::grew": 9.5, "a::new": 3.0})
+    assert growth(folder, budget)[2:] == []
+
+
+@pytest.mark.skipif(not os.access(processor_time.ROOT, os.W_OK), reason="needs root and a cgroup (v1)")
+def test_the_seconds_of_a_process_that_nobody_waits_for_count(folder: Path) -> None:
+    busy = "import time\nwhile time.process_time() < 0.3: pass"
+    leaves = (
+        f"import os\nif os.fork() == 0:\n    os.setsid()\n    exec({busy!r})\n    open('ended', 'w').close()"
+    )
+    run = Run()
+    run.lane([stage("leaves", leaves)])
+    deadline = time.monotonic() + 60
+    while not (folder / "ended").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (processor_time.of_stage("leaves") or 0) >= 0.3
+    until_gone = time.monotonic() + 60
+    while (processor_time.ROOT / "make-test-leaves").exists() and time.monotonic() < until_gone:
+        processor_time.remove("leaves")
+    assert processor_time.of_stage("leaves") is None
 
 
 def test_each_failed_test_is_told_in_one_line(folder: Path) -> None:
