@@ -43,6 +43,10 @@ class Framework:
     """Settings that modules read while they are imported. Programs with other settings start cold."""
     path: tuple[str, ...] = ()
     """Folders before all others of sys.path."""
+    hidden: tuple[str, ...] = ()
+    """Modules that the programs' image does not have."""
+    again: tuple[str, ...] = ()
+    """Modules that read the environment while they are imported: run again for each program."""
 
 
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}  # numpy would start threads at its import, which no fork has.
@@ -66,6 +70,12 @@ FRAMEWORKS = {
         path=(str(_ROOT / "tests/trainer/not_in_the_images"),),
     ),
 }
+FRAMEWORKS["operator"] = Framework(
+    modules=("dtj.process",),
+    environment={},
+    hidden=("kubernetes_validate",),
+    again=("kubernetes.config.kube_config", "kubernetes.aio.config.kube_config"),
+)
 FRAMEWORKS["horovod-tensorflow"] = Framework(
     modules=(*FRAMEWORKS["tensorflow"].modules, "horovod.tensorflow"),
     environment=FRAMEWORKS["tensorflow"].environment,

@@ -30,6 +30,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 def serve(framework: Framework, path: Path) -> list[str]:
     """Serve at a socket until SIGTERM, or until pytest is gone. Return in a program's process: its arguments."""
     sys.path[1:1] = framework.path
+    sys.modules.update(dict.fromkeys(framework.hidden))  # type: ignore[arg-type]
     for module in framework.modules:
         if importlib.util.find_spec(module.partition(".")[0]):
             importlib.import_module(module)
@@ -137,7 +138,8 @@ def _become(
     sys.path[1:1] = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     if environment.get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
-    sys.modules["numpy"].random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
     if "torch" in sys.modules and (threads := environment.get("OMP_NUM_THREADS")):
         sys.modules["torch"].set_num_threads(int(threads))
     return arguments
@@ -166,4 +168,9 @@ def run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run(serve(FRAMEWORKS[sys.argv[1]], Path(sys.argv[2])))
+    kept = FRAMEWORKS[sys.argv[1]]
+    words = serve(kept, Path(sys.argv[2]))
+    for module in kept.again:
+        if module in sys.modules:
+            importlib.reload(sys.modules[module])
+    run(words)

@@ -27,8 +27,8 @@ from tests.unit.support.waiting import until
 
 JOB = (KIND, "ml", "mnist")
 PODS = ["mnist-launcher-0", "mnist-worker-0", "mnist-worker-1"]
-WATCHES = 6
-"""Of jobs by kopf; of jobs, pods, Services, ConfigMaps and Deployments by the informers."""
+WATCHES = 7
+"""Of jobs by kopf; of jobs, their pods, Services, ConfigMaps and Deployments, and record pods, by the informers."""
 PATIENCE = 360.0
 FAULT_SECONDS = 2.0
 QUIET_SECONDS = 3.0

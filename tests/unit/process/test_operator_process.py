@@ -32,6 +32,7 @@ from dtj.cluster.port import ApiError
 from dtj.local.machine import free_ports
 from dtj.operator_flags import read_flags
 from dtj.plan.nodes import LOST_NODE_SECONDS
+from tests import warm
 from tests.unit.support.http_cluster import HttpCluster, http_cluster
 from tests.unit.support.jobs import stored
 from tests.unit.support.kubeconfig import write_kubeconfig
@@ -80,7 +81,7 @@ class Operator:
 
     async def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal; its exit code and what it said."""
-        self.process.send_signal(number)
+        self.process.send_signal(warm.KILL if number == signal.SIGKILL else number)
         return await self.ended()
 
     async def ended(self) -> tuple[int, str]:
@@ -103,13 +104,13 @@ async def api() -> AsyncIterator[HttpCluster]:
 async def start(api: HttpCluster, tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     begun: list[Process] = []
 
-    async def begin(token: str, *flags: str, program: str = PROGRAM) -> Operator:
+    async def begin(token: str, *flags: str, program: str = PROGRAM, python: str = "") -> Operator:
         kubeconfig = tmp_path / token
         write_kubeconfig(kubeconfig, api.url, token)
         while True:
             ports = free_ports(2)
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", program, *flags,
+                python or warm.python("operator"), "-c", program, *flags,
                 f"--health-port={ports[0]}", f"--metrics-port={ports[1]}",
                 env=os.environ | {"KUBECONFIG": str(kubeconfig)}, stdout=PIPE, stderr=PIPE,
             )  # fmt: skip
@@ -231,7 +232,7 @@ async def test_a_leader_that_can_not_renew_ends_with_an_error(api: HttpCluster, 
 async def test_a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wakes(
     api: HttpCluster, start: Start
 ) -> None:
-    first = await start("first", *ELECT, "--lease-duration=8", "--renew-deadline=7")
+    first = await start("first", *ELECT, "--lease-duration=8", "--renew-deadline=7", python=sys.executable)
     await until(lambda: "first" in api.watchers)
     await start("second", *ELECT)
     # In the middle of a pass, which has made the ssh Secret and writes the status: the answer lies there when it
@@ -263,7 +264,7 @@ def a_long_pass(*_):
         time.sleep(0.01)
 signal.signal(signal.SIGUSR1, a_long_pass)  # Python runs it in the thread of the event loop.
 """
-    first = await start("first", *ELECT, program=held + PROGRAM)
+    first = await start("first", *ELECT, program=held + PROGRAM, python=sys.executable)
     await until(lambda: "first" in api.watchers)
 
     def version() -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests import warm
 from tests.unit.support.kubeconfig import write_kubeconfig
 
 # Hide kubernetes_validate, which the operator's image does not have. kopf imports the Kubernetes client before dtj.
@@ -20,7 +20,7 @@ async def operating(url: str, home: Path, *flags: str) -> AsyncIterator[asyncio.
     """Run the operator within the block, and end it by SIGTERM afterwards. Print its log, for tests that fail."""
     write_kubeconfig(home / "kubeconfig", url)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", PROGRAM),
+        *(warm.python("operator"), "-c", PROGRAM),
         *("--health-port", "0", "--metrics-port", "0"),
         *flags,
         env={**os.environ, "KUBECONFIG": str(home / "kubeconfig")},
