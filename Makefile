@@ -31,7 +31,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help times demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster bench-serve
+.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster bench-serve
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -85,6 +85,11 @@ test-trainer: $(VENV)  ## data, models, launch, artifacts and training with real
 test-nets: $(VENV)  ## each network overfits 64 pictures, and trains on two ranks by Horovod, by DDP and divided; minutes
 	$(PY) docker/wheels.py --install
 	$(PY) -m pytest -m nets tests/trainer
+
+test-whole: $(VENV)  ## the cells of matrices that `make test` leaves out: forms of scripts in all shapes; minutes
+	$(PY) docker/wheels.py --install
+	@$(PY) -m tests.trainer.packages
+	$(PY) -m pytest -m whole tests/trainer
 
 test-tracking: $(VENV)  ## a run over two restarts at a real MLflow server, which it installs in the cache (851 MB)
 	$(PY) -m pytest -m trackers tests/trainer/test_tracking_server.py

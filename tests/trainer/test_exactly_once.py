@@ -86,7 +86,14 @@ class Witness(TorchModel):
 def train(root: Path, data: PictureSet, ranks: int, *options: str) -> dict[int, dict[int, np.ndarray]]:
     """Train on threads; return the pixels of each example, by step."""
     together = Together(ranks)
-    fixed = ("--data=none", "--global-batch-size=48", "--log-steps=1", "--log-seconds=1000", "--lr=0.02")
+    fixed = (
+        "--data=none",
+        "--no-export",
+        "--global-batch-size=48",
+        "--log-steps=1",
+        "--log-seconds=1000",
+        "--lr=0.02",
+    )
     chosen = parse(
         [*fixed, "--epochs=9", "--schedule=constant", *options], "program", "", ("cnn", "resnet18")
     )

@@ -11,7 +11,7 @@ import yaml
 from tests.trainer import local_runs
 from tests.trainer.conftest import REPOSITORY, until
 from tests.trainer.idx_files import write_pictures
-from tests.trainer.local_runs import DtjRun, kept, processes_of
+from tests.trainer.local_runs import DtjRun, kept, processes_of, put_on_path
 
 pytestmark = pytest.mark.torch
 start = local_runs.start
@@ -36,8 +36,9 @@ def with_args(example: str, folder: Path, *args: str) -> Path:
 
 
 def test_the_horovod_example_goes_on_after_kill_9(
-    start: Callable[..., DtjRun], few: Path, tmp_path: Path
+    start: Callable[..., DtjRun], few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    put_on_path(monkeypatch, "torch")
     # What is saved after the kill is saved if the machine has time for it: one is there before.
     saving = with_args(HOROVOD, tmp_path, "--epochs=15", "--checkpoint-steps=50", "--no-export")
     killed = start(saving, f"--data={few}")
@@ -62,7 +63,10 @@ def test_the_horovod_example_goes_on_after_kill_9(
     until(lambda: not processes_of(tmp_path), "the object store has ended, too", 5)
 
 
-def test_the_parameter_server_example(start: Callable[..., DtjRun], few: Path, tmp_path: Path) -> None:
+def test_the_parameter_server_example(
+    start: Callable[..., DtjRun], few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_on_path(monkeypatch, "tensorflow")
     run = start(with_args(PARAMETER_SERVER, tmp_path, "--epochs=12"), f"--data={few}", "--quiet")
     output = run.ended()
     status = run.status("fashion-mnist-ps")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from tests.trainer import local_runs
 from tests.trainer.local_runs import DtjRun, write_job
 
@@ -23,20 +24,42 @@ MASTER_IP = ["--master_ip=$(MASTER_ADDR)", "--num_nodes=$(WORLD_SIZE)", "--rank=
 accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="needs accelerate")
 
 
-@pytest.mark.parametrize(("workers", "procs"), [(2, 1), (1, 2)], ids=["2x1", "1x2"])
-@pytest.mark.parametrize(
-    ("launcher", "script", "options", "block"),
-    [
-        (TORCHRUN, "multinode.py", ["8", "--snapshot_path=/dtj/checkpoints/snapshot.pt"], {}),
-        (PYTHON, "pytorchjob.py", ["--epochs=10"], {}),
-        (PYTHON, "master_ip.py", MASTER_IP, {}),
-        (PYTHON, "spawn.py", ["--nproc={procs}"], {"startedBy": "Command"}),
-        (PYTHON, "hf_trainer.py", [], {}),
-        pytest.param(PYTHON, "accelerated.py", [], {}, marks=accelerate),
-        pytest.param(ACCELERATE, "accelerated.py", [], {}, marks=accelerate),
-    ],
-    ids=["torchrun", "PyTorchJob", "master_ip", "spawn", "Trainer", "accelerate", "accelerate launch"],
-)
+FORMS = {
+    "torchrun": (TORCHRUN, "multinode.py", ["8", "--snapshot_path=/dtj/checkpoints/snapshot.pt"], {}),
+    "PyTorchJob": (PYTHON, "pytorchjob.py", ["--epochs=10"], {}),
+    "master_ip": (PYTHON, "master_ip.py", MASTER_IP, {}),
+    "spawn": (PYTHON, "spawn.py", ["--nproc={procs}"], {"startedBy": "Command"}),
+    "Trainer": (PYTHON, "hf_trainer.py", [], {}),
+    "accelerate": (PYTHON, "accelerated.py", [], {}),
+    "accelerate launch": (ACCELERATE, "accelerated.py", [], {}),
+}
+"""The launcher, the script, its options, and fields of `spec.torch`."""
+SHAPES = {"2x1": (2, 1), "1x2": (1, 2)}
+"""Workers, and ranks in each."""
+# dtj starts the ranks of the forms with `python` alike, and those of torchrun and spawn start their own.
+DIAGONAL = {
+    *(("torchrun", "2x1"), ("torchrun", "1x2"), ("accelerate launch", "2x1"), ("spawn", "1x2")),
+    *(("PyTorchJob", "2x1"), ("master_ip", "1x2"), ("Trainer", "2x1"), ("accelerate", "1x2")),
+}
+
+
+def cells() -> list[ParameterSet]:
+    """Each form in each shape; those off the diagonal are for `make test-whole`."""
+    return [
+        pytest.param(
+            *(*form, *shape),
+            id=f"{name}-{size}",
+            marks=[
+                *([] if (name, size) in DIAGONAL else [pytest.mark.whole]),
+                *([accelerate] if name.startswith("accelerate") else []),
+            ],
+        )
+        for name, form in FORMS.items()
+        for size, shape in SHAPES.items()
+    ]
+
+
+@pytest.mark.parametrize(("launcher", "script", "options", "block", "workers", "procs"), cells())
 def test_a_script_trains_in_the_world_that_was_asked_for(
     start: Callable[..., DtjRun],
     warm_torch: Path,
