@@ -39,6 +39,7 @@ from wheels import (
 )
 
 DOCKER = REPOSITORY / "docker"
+PROJECT = REPOSITORY / "pyproject.toml"
 GPU_CHECK = DOCKER / "gpu_check.py"
 ARCHIVES = CACHE / "images"
 KEPT_ARCHIVES = 2
@@ -132,7 +133,7 @@ class Image:
         ]
         parts += [f"{wheel.parent.name}/{wheel.name}" for wheel in wheels]
         for source in self.sources if with_sources else []:
-            parts += [str(source.relative_to(REPOSITORY)), source]
+            parts += [str(source.relative_to(REPOSITORY)), _packaged() if source == PROJECT else source]
         return digest(parts)
 
     def write_context(self, folder: Path, wheels: list[Path]) -> None:
@@ -160,9 +161,17 @@ class Image:
         return FRAMEWORKS[self.horovod].build_options if self.horovod else {}
 
 
+def _packaged() -> str:
+    """Return what pyproject.toml says of the package, without the settings of linters and tests."""
+    project = tomllib.loads(PROJECT.read_text())
+    extras = project["project"].pop("optional-dependencies")
+    of_users = {name: needs for name, needs in extras.items() if not name.startswith("dev")}
+    return str([project["build-system"], project["project"], of_users, project["tool"]["setuptools"]])
+
+
 def images(base: str, args: dict[str, str]) -> list[Image]:
     """Return all images of this repository, for one base image and additional build arguments."""
-    project = [REPOSITORY / name for name in ("pyproject.toml", "README.md", "LICENSE")]
+    project = [PROJECT, *(REPOSITORY / name for name in ("README.md", "LICENSE"))]
     project = [path for path in project if path.exists()]
     trainer = REPOSITORY / "trainer/dtj_trainer"
     compiled = {} if _wheel_fits_image() else {"HOROVOD_FROM": "source"}
@@ -289,7 +298,7 @@ def _pinned(*names: str) -> list[str]:
 
 
 def _dependencies() -> list[str]:
-    return list(tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"])
+    return list(tomllib.loads(PROJECT.read_text())["project"]["dependencies"])
 
 
 def _files(folder: Path) -> list[Path]:

@@ -34,6 +34,8 @@ class Stage:
     command: Sequence[str]
     ends_all: bool = False
     """Without this stage the others say nothing: they are stopped when it fails."""
+    yields: bool = True
+    """Whether the stage leaves the processors to the other lane; see `processor_time.in_group`."""
 
 
 def lanes(cluster: str) -> tuple[tuple[Stage, ...], ...]:
@@ -46,7 +48,7 @@ def lanes(cluster: str) -> tuple[tuple[Stage, ...], ...]:
             Stage("trainer", ("make", "test-trainer")),
         ),
         # tests.cluster.run times its own stages: cluster-up, cluster-install and two runs of pytest.
-        (Stage("cluster", (sys.executable, "-m", "tests.cluster.run", "--cluster", cluster)),),
+        (Stage("cluster", (sys.executable, "-m", "tests.cluster.run", "--cluster", cluster), yields=False),),
     )
 
 
@@ -82,7 +84,7 @@ class Run:
                 if self._ended.is_set():
                     return
                 process = subprocess.Popen(
-                    processor_time.in_group(stage.name, stage.command), cwd=ROOT, env=environment,
+                    processor_time.in_group(stage.name, stage.command, yields=stage.yields), cwd=ROOT, env=environment,
                     stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0,
                 )  # fmt: skip
                 self._running[stage.name] = process

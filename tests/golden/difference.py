@@ -2,7 +2,7 @@
 
 One job of each strategy has its objects whole, in `expected.yaml`. Another job's file has a section for each object,
 in the form of `diff -u`: the object that this one starts from, and what differs. An object starts from the one that
-is most alike: an object of a whole job, with this job's name and uid in place of the other's, or an object of this job
+is most alike: an object of a whole job, with this job's name and uid in place of the other's, or one of this job
 that stands before it. So worker 1 is worker 0 with another index.
 
 `python -m tests.golden.difference CASE` prints the whole objects of a case.

@@ -167,7 +167,7 @@ def test_a_stopped_run_goes_on_at_its_step(small: Path, tmp_path: Path, end: lis
 
 def test_checkpoints_by_steps_resume_on_another_number_of_ranks(tmp_path: Path) -> None:
     small = write_pictures(tmp_path / "data", 200, 20, size=12)
-    options = ("--batch-size=16", "--model=resnet18", "--checkpoint-steps=2")
+    options = ("--batch-size=16", "--model=shufflenet_v2", "--checkpoint-steps=2")
     first = Run(tmp_path / "run", small, 2, *options, "--max-steps=5").ended()
     kept = sorted(path.name for path in (first.root / "checkpoints").iterdir())
     assert kept == ["2", "4", "5"]
@@ -175,7 +175,7 @@ def test_checkpoints_by_steps_resume_on_another_number_of_ranks(tmp_path: Path) 
     assert "resuming from the checkpoint of step 5, epoch 1" in second.output
     assert second.metrics[-1]["steps"] == 7
     other = Run(tmp_path / "run", small, 1, "--model=cnn").ended(1)
-    assert "is of a resnet18, not of a cnn: give the same --model, or start anew" in other.output
+    assert "is of a shufflenet_v2, not of a cnn: give the same --model, or start anew" in other.output
 
 
 def test_a_resume_with_other_data_or_fewer_steps_ends(tmp_path: Path, end: list[Run]) -> None:
@@ -280,7 +280,7 @@ def test_a_large_checkpoint_takes_no_more_memory_than_it_is_large(tmp_path: Path
 
 def test_a_resume_within_an_epoch_is_exact_with_batch_statistics(tmp_path: Path) -> None:
     data = write_pictures(tmp_path / "data", 200, 20, size=12)
-    options = ("--batch-size=16", "--model=resnet18", "--checkpoint-steps=3", "--max-steps=6")
+    options = ("--batch-size=16", "--model=shufflenet_v2", "--checkpoint-steps=3", "--max-steps=6")
     straight = Run(tmp_path / "straight", data, 2, *options).ended()
     shutil.copytree(tmp_path / "straight/checkpoints/3", tmp_path / "resumed/checkpoints/3")
     resumed = Run(tmp_path / "resumed", data, 2, *options).ended()
