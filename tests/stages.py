@@ -84,7 +84,8 @@ class Run:
                 if self._ended.is_set():
                     return
                 process = subprocess.Popen(
-                    processor_time.in_group(stage.name, stage.command, yields=stage.yields), cwd=ROOT, env=environment,
+                    processor_time.in_group(stage.name, stage.command, yields=stage.yields),
+                    cwd=ROOT, env=environment,
                     stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0,
                 )  # fmt: skip
                 self._running[stage.name] = process

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests import warm
 from tests.trainer.conftest import (
     REPOSITORY,
     Launched,
@@ -130,7 +131,7 @@ def test_a_training_runs_to_its_end(make_job, tmp_path, job_uri, job_store, rank
     started = job.start_workers()
     program = "dtj_trainer.programs.horovod_image_classification"
     run = job.run(
-        *(sys.executable, "-m", program, f"--data={data}", "--no-export"),
+        *(warm.python("torch"), "-m", program, f"--data={data}", "--no-export"),
         *("--batch-size=8", "--max-steps=4", "--model=cnn"),
     )
     assert run.ended(60) == 0, run.output

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests import warm
 from tests.trainer.conftest import descendants, until
 from tests.trainer.torch_pods import torch_pods
 
@@ -64,7 +65,7 @@ def program(tmp_path: Path) -> str:
 @pytest.mark.parametrize(("count", "slots"), [(2, 1), (1, 2)])
 def test_ranks_train_together(make_workspace, program, count, slots):
     pods = torch_pods(make_workspace, count, slots)
-    runs = [pod.launch("ranks", sys.executable, program, "0", "trains") for pod in pods]
+    runs = [pod.launch("ranks", warm.python("torch"), program, "0", "trains") for pod in pods]
 
     assert [run.ended() for run in runs] == [0] * count, runs[0].output
 
@@ -83,7 +84,7 @@ def test_the_pod_of_a_failed_rank_names_it_and_the_other_pods_only_follow(
     make_workspace, program, what, cause, message
 ):
     pods = torch_pods(make_workspace, 2)
-    runs = [pod.launch("ranks", sys.executable, program, "1", what) for pod in pods]
+    runs = [pod.launch("ranks", warm.python("torch"), program, "1", what) for pod in pods]
 
     assert 0 not in [run.ended() for run in runs]
 
@@ -97,7 +98,7 @@ def test_the_pod_of_a_failed_rank_names_it_and_the_other_pods_only_follow(
 
 def test_of_the_ranks_of_one_pod_the_faulty_one_is_named(make_workspace, program):
     (pod,) = torch_pods(make_workspace, 1, 2)
-    run = pod.launch("ranks", sys.executable, program, "1", "raises")
+    run = pod.launch("ranks", warm.python("torch"), program, "1", "raises")
 
     assert run.ended() != 0
 
@@ -108,7 +109,7 @@ def test_of_the_ranks_of_one_pod_the_faulty_one_is_named(make_workspace, program
 
 def test_a_rank_that_exits_early_leaves_followers(make_workspace, program):
     pods = torch_pods(make_workspace, 2)
-    runs = [pod.launch("ranks", sys.executable, program, "1", "exits") for pod in pods]
+    runs = [pod.launch("ranks", warm.python("torch"), program, "1", "exits") for pod in pods]
 
     assert [run.ended() for run in runs] == [1, 0]
 
@@ -119,7 +120,7 @@ def test_a_rank_that_exits_early_leaves_followers(make_workspace, program):
 def test_a_taken_master_port_is_a_failure_of_its_own_class(make_workspace, program):
     (pod,) = torch_pods(make_workspace, 1)
     with socket.create_server(("", int(pod.environment["MASTER_PORT"]))):
-        run = pod.launch("ranks", sys.executable, program, "0", "trains")
+        run = pod.launch("ranks", warm.python("torch"), program, "0", "trains")
         assert run.ended() == 1
 
     assert pod.termination["class"] == "PortInUse"
