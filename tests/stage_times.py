@@ -68,7 +68,7 @@ def timed(
         yield
     finally:
         after = used()
-        processor = None if before is None or after is None else round(after - before, 1)
+        processor = None if after is None else round(after - (before or 0.0), 1)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / _STAGES).open("a") as file:
             stage = StageTime(name, begun, round(time.monotonic() - clock, 1), processor)
@@ -155,11 +155,7 @@ _ROW = re.compile(r"^\| `(.+)` \| ([\d.]+) \|", re.MULTILINE)
 
 def budget_text(folder: Path = FOLDER) -> str:
     """The budget, as the run in the folder took it."""
-    by_stage = [
-        (stage.name, stage.processor, stage.seconds)
-        for stage in stages(folder)
-        if stage.processor is not None
-    ]
+    by_stage = [stage for stage in stages(folder) if stage.processor is not None]
     by_test = sorted(
         (case for case in cases(folder) if case.processor >= BUDGET_FROM), key=lambda case: case.name
     )
