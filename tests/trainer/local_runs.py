@@ -90,11 +90,6 @@ def warm_torch(monkeypatch: pytest.MonkeyPatch) -> Path:
     return python.parent
 
 
-def put_on_path(monkeypatch: pytest.MonkeyPatch, framework: str) -> None:
-    """Let jobs' commands find the `python` of warm interpreters; see `tests.warm`."""
-    monkeypatch.setenv("PATH", f"{Path(warm.python(framework)).parent}:{os.environ['PATH']}")
-
-
 def processes_of(folder: Path) -> list[str]:
     """Commands of processes that name a folder in their words or their environment."""
     found = []

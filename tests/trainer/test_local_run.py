@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests import warm
 from tests.trainer import local_runs
 from tests.trainer.conftest import REPOSITORY, until
 from tests.trainer.idx_files import write_pictures
-from tests.trainer.local_runs import DtjRun, kept, processes_of, put_on_path
+from tests.trainer.local_runs import DtjRun, kept, processes_of
 
 pytestmark = pytest.mark.torch
 start = local_runs.start
 HOROVOD, PARAMETER_SERVER = "fashion-mnist-horovod.yaml", "fashion-mnist-ps.yaml"
+FRAMEWORKS = {HOROVOD: "torch", PARAMETER_SERVER: "tensorflow"}
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +30,8 @@ def with_args(example: str, folder: Path, *args: str) -> Path:
     """An example with more arguments: of two that contradict each other the last one counts."""
     job = yaml.safe_load((REPOSITORY / "manifests/examples" / example).read_text())
     job["spec"]["args"] += args
+    assert job["spec"]["command"][0] == "python"
+    job["spec"]["command"][0] = warm.python(FRAMEWORKS[example])
     # Other tests run beside the ranks.
     job["spec"].setdefault("env", []).append({"name": "OMPI_MCA_mpi_yield_when_idle", "value": "1"})
     file = folder / example
@@ -36,9 +40,8 @@ def with_args(example: str, folder: Path, *args: str) -> Path:
 
 
 def test_the_horovod_example_goes_on_after_kill_9(
-    start: Callable[..., DtjRun], few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., DtjRun], few: Path, tmp_path: Path
 ) -> None:
-    put_on_path(monkeypatch, "torch")
     # What is saved after the kill is saved if the machine has time for it: one is there before.
     saving = with_args(HOROVOD, tmp_path, "--epochs=15", "--checkpoint-steps=50", "--no-export")
     killed = start(saving, f"--data={few}")
@@ -63,10 +66,7 @@ def test_the_horovod_example_goes_on_after_kill_9(
     until(lambda: not processes_of(tmp_path), "the object store has ended, too", 5)
 
 
-def test_the_parameter_server_example(
-    start: Callable[..., DtjRun], few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put_on_path(monkeypatch, "tensorflow")
+def test_the_parameter_server_example(start: Callable[..., DtjRun], few: Path, tmp_path: Path) -> None:
     run = start(with_args(PARAMETER_SERVER, tmp_path, "--epochs=12"), f"--data={few}", "--quiet")
     output = run.ended()
     status = run.status("fashion-mnist-ps")
