@@ -16,10 +16,9 @@ VENV := .venv/.made
 DEMO_VENV := .venv/.made-for-demo
 # Without PyTorch and TensorFlow, which are most of the time and of the gigabytes.
 DEV_VENV := .venv/.made-for-dev
-# pip compiles nothing (--no-compile): most installed modules are never imported. Python compiles a module at its
-# first import and keeps the bytecode. With PYTHONDONTWRITEBYTECODE=1 each process would compile TensorFlow again.
+# With PYTHONDONTWRITEBYTECODE=1 each process would compile TensorFlow again.
 export PYTHONDONTWRITEBYTECODE :=
-PIP_INSTALL = $(PYTHON) -m venv .venv && $(PY) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable
+ENVIRONMENT = @$(PYTHON) docker/environment.py
 # Parallel tests: most of them wait for processes to start or for time to pass.
 AT_ONCE ?= 3
 JOB := manifests/examples/fashion-mnist-horovod.yaml
@@ -37,15 +36,15 @@ help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV): pyproject.toml constraints.txt
-	$(PIP_INSTALL) '.[dev-frameworks]'
+	$(ENVIRONMENT) dev-frameworks
 	@touch $@ $(DEMO_VENV) $(DEV_VENV)
 
 $(DEMO_VENV): pyproject.toml constraints.txt
-	$(PIP_INSTALL) '.[local,report,torch]'
+	$(ENVIRONMENT) local report torch
 	@touch $@
 
 $(DEV_VENV): pyproject.toml constraints.txt
-	$(PIP_INSTALL) '.[dev]'
+	$(ENVIRONMENT) dev
 	@touch $@
 
 demo: $(DEMO_VENV)  ## train Fashion-MNIST by Horovod on two ranks of this machine, without a cluster
@@ -60,7 +59,7 @@ demo-cluster: $(VENV)  ## the same job on a real local cluster, from kubectl app
 # A fixed seed gives the same faults in every run, so that chance does not fail a change; `make test-chaos` varies it.
 test: export DTJ_SEED ?= 20261121
 test: $(VENV)  ## everything: lint, unit, chart, trainer and cluster tests; logs and times in build/test
-	@$(PY) -m tests.stages --cluster $(CLUSTER)
+	@$(PY) -m tests.stages --cluster $(CLUSTER); code=$$?; $(PYTHON) docker/environment.py --keep-bytecode; exit $$code
 
 test-chaos: $(VENV)  ## every fault on a training of each strategy, as a table, and what else takes long; an hour
 	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- --real-trainings -m "chaos or matrix" tests/cluster

@@ -17,13 +17,13 @@ pytestmark = pytest.mark.torch
 SCRIPT = REPOSITORY / "manifests/examples/own-script-torch/train.py"
 
 
-def torchrun(folder: Path, script: Path, ranks: int, epochs: int) -> str:
-    """Run the script as its reader does by hand; return the output."""
+def torchrun(folder: Path, script: Path, ranks: int, epochs: int, python: str = sys.executable) -> str:
+    """Run the script as its reader does by hand, its ranks by `python`; return the output."""
     places = (f"--checkpoints={folder}/checkpoints", f"--model={folder}/model")
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     done = subprocess.run(
         [warm.python("torch"), *launcher, str(script), f"--epochs={epochs}", *places],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python},
         capture_output=True,
         text=True,
         timeout=100 * PATIENCE,
@@ -54,9 +54,10 @@ def test_three_ranks_with_two_points_end(tmp_path: Path, script: Path) -> None:
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
-    straight = torchrun(tmp_path / "straight", SCRIPT, 2, 3)
-    torchrun(tmp_path / "resumed", SCRIPT, 2, 2)
-    assert "going on from epoch-2.pt" in torchrun(tmp_path / "resumed", SCRIPT, 2, 3)
+    python = warm.python("torch")
+    straight = torchrun(tmp_path / "straight", SCRIPT, 2, 3, python)
+    torchrun(tmp_path / "resumed", SCRIPT, 2, 2, python)
+    assert "going on from epoch-2.pt" in torchrun(tmp_path / "resumed", SCRIPT, 2, 3, python)
     left, right = (torch.load(tmp_path / name / "model/spirals.pt") for name in ("straight", "resumed"))
     for name, value in left.items():
         assert torch.equal(value, right[name]), name
