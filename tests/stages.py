@@ -79,7 +79,7 @@ class Run:
         log = FOLDER / f"{stage.name}.log"
         note(f"{stage.name} … (tail -f {log.relative_to(ROOT)})")
         environment = os.environ | {"PYTEST_ADDOPTS": _addopts(stage.name)}
-        with timed(stage.name, used=lambda: processor_time.of_stage(stage.name)), log.open("wb") as output:
+        with timed(stage.name, used=lambda: self._used(stage)), log.open("wb") as output:
             with self._lock:
                 if self._ended.is_set():
                     return
@@ -103,6 +103,10 @@ class Run:
             print(f"{text}\n{stage.name} failed with {code}; the output above is that of {log}", flush=True)
         if stage.ends_all:
             self.end()
+
+    def _used(self, stage: Stage) -> float | None:
+        # The cluster's stages count their own.
+        return processor_time.of_stage(stage.name) if stage.yields else None
 
 
 def _addopts(stage: str) -> str:
