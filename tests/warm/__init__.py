@@ -107,7 +107,8 @@ def _start(folder: Path, framework: str) -> None:
                     [sys.executable, "-m", "tests.warm.server", framework, folder / f"{number}.socket"],
                     cwd=_ROOT,
                     env={
-                        **{name: value for name, value in os.environ.items() if not decides_an_import(name)},
+                        **{name: value for name, value in os.environ.items() if not _is_set_here(name)},
+                        **OUTSIDE,
                         **has.environment,
                         "PYTHONHASHSEED": seed,
                     },
@@ -128,24 +129,16 @@ def _start(folder: Path, framework: str) -> None:
 
 
 IMPORT_SETTINGS = (
-    "KERAS_",
-    "KMP_",
-    "LD_",
-    "MKL_",
-    "NUMEXPR_",
-    "OPENBLAS_",
-    "PYTORCH_",
-    "TF_",
-    "TORCH_",
-    "XLA_",
+    *("KERAS_", "KMP_", "LD_", "MKL_", "NUMEXPR_", "OMP_", "OPENBLAS_"),
+    *("PYTORCH_", "TF_", "TORCH_", "XLA_"),
 )
 """Beginnings of the names of variables that frameworks read while they are imported."""
 READ_LATER = {
     *("PYTHON_EXEC", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED"),
     *("TF_CONFIG", "TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES", "TF_GRPC_DEFAULT_OPTIONS"),
-    *("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+    *("OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
 }
-"""What programs read, of the variables with these beginnings."""
+"""Variables with these beginnings that programs read later; the server sets the number of threads."""
 NAMESPACES = ("user", "net", "pid", "ipc")
 """A client in other ones than pytest's starts cold. Its mount namespace may be its own."""
 
@@ -155,13 +148,20 @@ def decides_an_import(name: str) -> bool:
     return name not in READ_LATER and name.startswith((*IMPORT_SETTINGS, "PYTHON"))
 
 
+OUTSIDE = {name: value for name, value in os.environ.items() if decides_an_import(name)}
+"""The settings of the machine, before any test changes one."""
+
+
+def _is_set_here(name: str) -> bool:
+    return decides_an_import(name) or name == "OMP_NUM_THREADS"
+
+
 def _write_client(executable: Path, framework: Framework) -> None:
-    settings = {name: value for name, value in os.environ.items() if decides_an_import(name)}
     values = {
         "PYTHON": sys.executable,
         "KILL": int(KILL),
         "FOLDER": str(executable.parent),
-        "SETTINGS": settings | framework.environment,
+        "SETTINGS": OUTSIDE | framework.environment,
         "IMPORT_SETTINGS": IMPORT_SETTINGS,
         "READ_LATER": READ_LATER,
         "NAMESPACES": {name: str(Path(f"/proc/self/ns/{name}").readlink()) for name in NAMESPACES},
