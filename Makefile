@@ -106,7 +106,7 @@ test-ends: $(VENV)  ## jobs end in every way on a real cluster, its API server s
 # All clones share the cache of mypy. mypy checks only files whose content differs from the cache.
 # The whole check needs the frameworks' types: `make test` has them.
 MYPY_WITHOUT_FRAMEWORKS := --ignore-missing-imports --allow-subclassing-any --allow-untyped-decorators \
-	--no-warn-return-any --no-warn-unused-ignores --no-warn-unreachable
+	--no-warn-return-any --no-warn-unused-ignores
 lint: export MYPY_CACHE_DIR ?= $(or $(DTJ_CACHE),$(HOME)/.cache/dtj)/mypy
 lint: $(DEV_VENV)  ## ruff, mypy --strict, import rules
 	.venv/bin/ruff check .
