@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-
 from tests.bench.examples_rate import examples_per_second, mean_rate
 from tests.bench.training import TARGETS, in_turn, ratio, told
 
