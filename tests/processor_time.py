@@ -14,23 +14,17 @@ from pathlib import Path
 
 from tests import warm
 
-ROOT, WEIGHTS = Path("/sys/fs/cgroup/cpuacct"), Path("/sys/fs/cgroup/cpu")
+ROOT = Path("/sys/fs/cgroup/cpuacct")
 _PODS = "dtj-*"
 """See tests.cluster.local.cgroups."""
 
 
-def in_group(stage: str, command: Sequence[str], *, yields: bool = False) -> tuple[str, ...]:
-    """The command that runs a command in the stage's cgroup.
-
-    yields: whether all processes of the stage together weigh as much as one node of the cluster, or as one process
-    elsewhere. Otherwise each of its processes does, and pods starve beside a stage that computes.
-    """
-    groups = [_group(stage), *([_group(stage, WEIGHTS)] if yields else [])]
-    for group in groups:
-        with suppress(OSError):
-            group.mkdir(exist_ok=True)
-    enter = " ".join(f'echo $$ > "{group}/cgroup.procs" 2> /dev/null;' for group in groups)
-    return ("sh", "-c", f'{enter} exec "$@"', stage, *command)
+def in_group(stage: str, command: Sequence[str]) -> tuple[str, ...]:
+    """The command that runs a command in the stage's cgroup."""
+    with suppress(OSError):
+        _group(stage).mkdir(exist_ok=True)
+    enter = f'echo $$ > "{_group(stage)}/cgroup.procs" 2> /dev/null; exec "$@"'
+    return ("sh", "-c", enter, stage, *command)
 
 
 def of_stage(stage: str) -> float | None:
@@ -50,10 +44,9 @@ def of_this_group() -> float | None:
 
 
 def remove(stage: str) -> None:
-    """Remove the stage's cgroups, unless a process of it still runs."""
-    for group in (_group(stage), _group(stage, WEIGHTS)):
-        with suppress(OSError):
-            group.rmdir()
+    """Remove the stage's cgroup, unless a process of it still runs."""
+    with suppress(OSError):
+        _group(stage).rmdir()
 
 
 def of_this_process() -> float:
@@ -62,8 +55,8 @@ def of_this_process() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used) + warm.used()
 
 
-def _group(stage: str, hierarchy: Path = ROOT) -> Path:
-    return hierarchy / f"make-test-{stage}"
+def _group(stage: str) -> Path:
+    return ROOT / f"make-test-{stage}"
 
 
 def _seconds(group: Path) -> float | None:

@@ -34,8 +34,8 @@ class Stage:
     command: Sequence[str]
     ends_all: bool = False
     """Without this stage the others say nothing: they are stopped when it fails."""
-    yields: bool = True
-    """Whether the stage leaves the processors to the other lane; see `processor_time.in_group`."""
+    counts_itself: bool = False
+    """The stage has parts, whose processor seconds are counted each."""
 
 
 def lanes(cluster: str) -> tuple[tuple[Stage, ...], ...]:
@@ -48,7 +48,13 @@ def lanes(cluster: str) -> tuple[tuple[Stage, ...], ...]:
             Stage("trainer", ("make", "test-trainer")),
         ),
         # tests.cluster.run times its own stages: cluster-up, cluster-install and two runs of pytest.
-        (Stage("cluster", (sys.executable, "-m", "tests.cluster.run", "--cluster", cluster), yields=False),),
+        (
+            Stage(
+                "cluster",
+                (sys.executable, "-m", "tests.cluster.run", "--cluster", cluster),
+                counts_itself=True,
+            ),
+        ),
     )
 
 
@@ -84,7 +90,7 @@ class Run:
                 if self._ended.is_set():
                     return
                 process = subprocess.Popen(
-                    processor_time.in_group(stage.name, stage.command, yields=stage.yields),
+                    processor_time.in_group(stage.name, stage.command),
                     cwd=ROOT, env=environment,
                     stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0,
                 )  # fmt: skip
@@ -105,8 +111,7 @@ class Run:
             self.end()
 
     def _used(self, stage: Stage) -> float | None:
-        # The cluster's stages count their own.
-        return processor_time.of_stage(stage.name) if stage.yields else None
+        return None if stage.counts_itself else processor_time.of_stage(stage.name)
 
 
 def _addopts(stage: str) -> str:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 # trainings of tests/at_once.py, of which no two run at the same time.
 ALL = {
     "cluster-alone": ("-m", "alone and not chaos", "tests/cluster"),
-    "cluster-at-once": ("-m", "not alone and not chaos and not last", "--numprocesses=5", "tests/cluster"),
+    "cluster-at-once": ("-m", "not alone and not chaos and not last", "--numprocesses=4", "tests/cluster"),
 }
 LAST = {"cluster-last": ("-m", "last", "tests/cluster")}
 """What holds of the cluster after all other tests."""
