@@ -103,15 +103,16 @@ fuzz: $(VENV)  ## 50,000 random jobs through webhook, job file, plan and reconci
 test-ends: $(VENV)  ## jobs end in every way on a real cluster, its API server stops, and the history says what was said; minutes
 	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- --capture=no -m ends tests/cluster
 
-# All clones share the cache of mypy. mypy checks only files whose content differs from the cache.
-# The whole check needs the frameworks' types: `make test` has them.
-MYPY_WITHOUT_FRAMEWORKS := --ignore-missing-imports --allow-subclassing-any --allow-untyped-decorators \
+# All clones share the cache of mypy. mypy checks only files whose content differs from the cache. The whole check needs
+# the frameworks' types: `make test` has them.
+FRAMEWORKS = $(wildcard .venv/lib/*/site-packages/torch .venv/lib/*/site-packages/tensorflow)
+WITHOUT_FRAMEWORKS := --ignore-missing-imports --allow-subclassing-any --allow-untyped-decorators \
 	--no-warn-return-any --no-warn-unused-ignores
-lint: export MYPY_CACHE_DIR ?= $(or $(DTJ_CACHE),$(HOME)/.cache/dtj)/mypy
+lint: export MYPY_CACHE_DIR ?= $(or $(DTJ_CACHE),$(HOME)/.cache/dtj)/mypy$(if $(FRAMEWORKS),,-without-frameworks)
 lint: $(DEV_VENV)  ## ruff, mypy --strict, import rules
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy $(if $(wildcard .venv/lib/*/site-packages/torch .venv/lib/*/site-packages/tensorflow),,$(MYPY_WITHOUT_FRAMEWORKS))
+	.venv/bin/mypy $(if $(FRAMEWORKS),,$(WITHOUT_FRAMEWORKS))
 	.venv/bin/lint-imports
 
 bench: bench-control bench-training  ## measure performance against the documented claims
