@@ -93,16 +93,13 @@ def visiting(
     url: str,
     *,
     width: int = 1200,
-    scheme: Literal["light", "dark"] = "light",
     before: Callable[[Page], Any] = lambda page: None,
 ) -> Iterator[Visit]:
     """Open a page in a profile of its own. At the end, fail if it has faults that the test did not remove.
 
     width: of the window, in CSS pixels. before: is called with the page before the address is opened.
     """
-    context = browser.new_context(
-        viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
-    )
+    context = browser.new_context(viewport={"width": width, "height": 900}, reduced_motion="reduce")
     try:
         context.set_default_timeout(10_000 * PATIENCE)
         context.add_init_script(_REPORTS)
@@ -136,15 +133,31 @@ def _note(visit: Visit, kind: str, text: str) -> None:
 
 
 def inaccessible(page: Page) -> list[str]:
-    """What axe-core finds wrong with a page as it is now: the rule and the element of each fault."""
+    """What axe-core finds wrong with a page as it is now: the rule and the element of each fault.
+
+    The page is checked in light colours, and for the contrast of its dark colours, to which no other rule refers.
+    """
     # By the debugger's protocol, for which the page's policy does not count.
     page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text())
-    found = page.evaluate("axe.run()")
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate("axe.run({ runOnly: ['color-contrast'] })")["violations"]
+    page.emulate_media(color_scheme="light")
+    light = page.evaluate("axe.run()")["violations"]
     return [
         f"{each['id']}: {node['html']}: {node['failureSummary']}"
-        for each in found["violations"]
+        for each in [*light, *dark]
         for node in each["nodes"]
     ]
+
+
+def grounds(page: Page) -> list[str]:
+    """The background of a page in dark and in light colours."""
+
+    def ground(scheme: Literal["dark", "light"]) -> str:
+        page.emulate_media(color_scheme=scheme)
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    return [ground("dark"), ground("light")]
 
 
 def overflow(page: Page) -> int:

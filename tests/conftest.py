@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,14 @@ settings.load_profile("any machine")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the folder of the warm interpreters; the workers of xdist share it."""
+    gc.set_threshold(10_000)  # A tenth of the collection of tests was a collection of garbage.
     if not hasattr(config, "workerinput"):
         warm.make_folder()
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what was imported from later collections of garbage."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

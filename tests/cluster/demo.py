@@ -13,7 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.jobs import Job, KubectlError, Manifest, Namespace, example
+from tests.cluster.api_calls import KubectlError
+from tests.cluster.jobs import Job, Manifest, Namespace, example
 from tests.cluster.progress import note
 from tests.cluster.run import exports
 

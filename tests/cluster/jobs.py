@@ -17,7 +17,8 @@ import yaml
 from botocore.config import Config
 
 from tests import stub_training
-from tests.cluster import api_reads
+from tests.cluster import api_calls
+from tests.cluster.api_calls import KubectlError
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -27,10 +28,6 @@ TORCH_EXAMPLE = ROOT / "manifests/examples/fashion-mnist-ddp.yaml"
 SYSTEM = "dtj-system"
 Manifest = dict[str, Any]
 T = TypeVar("T")
-
-
-class KubectlError(Exception):
-    """kubectl refused; the text is what a person sees."""
 
 
 def kubectl(*words: str, stdin: str | None = None, timeout: float = 60) -> str:
@@ -51,26 +48,21 @@ def kubectl(*words: str, stdin: str | None = None, timeout: float = 60) -> str:
     return done.stdout
 
 
-def _read(namespace: str, kind: str, name: str = "", selector: str = "") -> Manifest:
-    try:
-        return api_reads.read(namespace, kind, name, selector)
-    except api_reads.ReadError as error:
-        raise KubectlError(str(error)) from None
-
-
-def until(what: str, get: Callable[[], T | None], seconds: float, every: float = 0.25) -> T:
+def until(what: str, get: Callable[[], T | None], seconds: float, every: float | None = None) -> T:
     """The first value of `get` that is neither None nor False; AssertionError when there is none in time.
 
-    `seconds` are those of an idle machine, here and in all that waits by this function.
+    `seconds` are those of an idle machine, here and in all that waits by this function. `every`: the pause in seconds
+    between two looks (default: a twentieth of the time so far, from 0.1 s to 0.5 s).
     """
     seconds *= PATIENCE
-    deadline = time.monotonic() + seconds
+    begun = time.monotonic()
     while True:
         value = get()
         if value is not None and value is not False:
             return value
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
-        time.sleep(every)
+        waited = time.monotonic() - begun
+        assert waited < seconds, f"waited {seconds:.0f} s for {what}"
+        time.sleep(every or min(max(waited / 20, 0.1), 0.5))
 
 
 def s3_client() -> Any:
@@ -116,20 +108,29 @@ class Namespace:
 
     def make(self) -> None:
         """Make it; its service account comes a moment later, and pods may not come before that."""
-        kubectl("create", "namespace", self.name)
-        self.kubectl(
-            "create", "secret", "generic", "s3-credentials",
-            f"--from-literal=AWS_ACCESS_KEY_ID={os.environ['AWS_ACCESS_KEY_ID']}",
-            f"--from-literal=AWS_SECRET_ACCESS_KEY={os.environ['AWS_SECRET_ACCESS_KEY']}",
-            "--from-literal=AWS_REGION=us-east-1",
-        )  # fmt: skip
-        self.kubectl("wait", "--for=jsonpath={.metadata.name}=default", "serviceaccount/default",
-                     f"--timeout={30 * PATIENCE}s")  # fmt: skip
+        keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+        secret = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "s3-credentials"},
+            "stringData": {**keys, "AWS_REGION": "us-east-1"},
+        }
+        api_calls.make_namespace(self.name)
+        api_calls.apply(self.name, "secrets", secret)
+
+        def has_account() -> bool:
+            accounts = self.list("serviceaccounts")
+            return any(account["metadata"]["name"] == "default" for account in accounts)
+
+        until(f"the service account of {self.name}", has_account, 30)
 
     def delete(self, *, wait: bool = True) -> None:
         """Delete it and what is in it."""
-        words = ("--wait=true", f"--timeout={150 * PATIENCE}s") if wait else ("--wait=false",)
-        kubectl("delete", "namespace", self.name, *words, timeout=160)
+        if wait:
+            timeout = f"--timeout={150 * PATIENCE}s"
+            kubectl("delete", "namespace", self.name, "--wait=true", timeout, timeout=160)
+            return
+        api_calls.delete_namespace(self.name)
 
     def kubectl(self, *words: str, stdin: str | None = None, timeout: float = 60) -> str:
         """kubectl in this namespace."""
@@ -137,14 +138,14 @@ class Namespace:
 
     def list(self, kind: str, selector: str = "") -> list[Manifest]:
         """Objects of a kind."""
-        if kind in api_reads.FOLDERS:
-            return list(_read(self.name, kind, selector=selector)["items"])
+        if kind in api_calls.FOLDERS:
+            return list(api_calls.read(self.name, kind, selector=selector)["items"])
         words = ["get", kind, "--output=json", *([f"--selector={selector}"] if selector else [])]
         return list(json.loads(self.kubectl(*words))["items"])
 
     def apply(self, manifest: Manifest) -> Job:
-        """Apply a job as a person would."""
-        self.kubectl("apply", "--filename=-", stdin=yaml.safe_dump(manifest))
+        """Apply a job as `kubectl apply --server-side` does."""
+        api_calls.apply(self.name, "dtj", manifest)
         return Job(self, manifest["metadata"]["name"])
 
 
@@ -157,7 +158,7 @@ class Job:
 
     def get(self) -> Manifest:
         """Its manifest as stored."""
-        return _read(self.namespace.name, "dtj", self.name)
+        return api_calls.read(self.namespace.name, "dtj", self.name)
 
     @property
     def status(self) -> Manifest:

@@ -337,9 +337,9 @@ while True:
         try:
             assert process.stdout is not None
             port = int(process.stdout.readline())
-            assert all(store_keeper.listens(process.pid, port) for _ in range(500))
+            assert all(store_keeper.listens(process.pid, port) for _ in range(100))
             # Nothing listens on this port, so `listens` reads the links of all open files.
-            assert not any(store_keeper.listens(process.pid, port + 1) for _ in range(500))
+            assert not any(store_keeper.listens(process.pid, port + 1) for _ in range(100))
         finally:
             process.kill()
 

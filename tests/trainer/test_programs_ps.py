@@ -192,7 +192,7 @@ def alone(data: Path, *, batch: int, steps: set[int], seed: int, lr: float) -> d
     optimizer = keras.optimizers.SGD(lr, momentum=0.9)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def step(inputs: Any, labels: Any) -> None:
         with tf.GradientTape() as tape:
             loss = loss_of(labels, model(inputs, training=True))

@@ -145,7 +145,7 @@ def test_a_layout_splits_what_it_joined(shapes: list[tuple[int, ...]]) -> None:
 def test_dropout_of_keras_follows_from_step_and_rank() -> None:
     layers = [keras.layers.Dropout(0.5), keras.layers.Dense(50), keras.layers.Dropout(0.5)]
     network = keras.Sequential([keras.layers.Input((50,)), *layers])
-    answer = tf.function(lambda pixels: network(pixels, training=True))
+    answer = tf.function(lambda pixels: network(pixels, training=True), autograph=False)
 
     def drawn(step: int, rank: int) -> bytes:
         draw_anew(network, 1, step, rank)

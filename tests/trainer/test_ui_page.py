@@ -206,10 +206,9 @@ ROUTES = (
 )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everybody_can_use_it(browser: Browser, ui: Ui, empty: Ui, scheme: str) -> None:
+def test_everybody_can_use_it(browser: Browser, ui: Ui, empty: Ui) -> None:
     for server, routes in ((ui, ROUTES), (empty, ROUTES[:1])):
-        with visiting(browser, server.address, scheme=scheme) as visit:  # type: ignore[arg-type]
+        with visiting(browser, server.address) as visit:
             page = visit.page
             for route in routes:
                 page.goto(f"{server.origin}/{route}")

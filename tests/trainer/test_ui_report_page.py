@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.browser import inaccessible, overflow, visiting
+from tests.browser import grounds, inaccessible, overflow, visiting
 from tests.trainer.conftest import ObjectStore, until
 from tests.trainer.ui_jobs import HOSTILE, SECRET_VALUE, Ui, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
-
-SCHEMES = ("light", "dark")
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +33,12 @@ def saved(page: Page, button: str, folder: Path) -> Path:
 
 def opened(browser: Browser, file: Path) -> str:
     """The text of a saved file that every browser opens offline, in both themes, wide and narrow."""
-    text = ""
-    for scheme in SCHEMES:
-        with visiting(browser, file.as_uri(), scheme=scheme) as visit:  # type: ignore[arg-type]
-            assert inaccessible(visit.page) == []
-            ground = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(13, 17, 23)"}[scheme]
-            visit.page.set_viewport_size({"width": 400, "height": 800})
-            assert overflow(visit.page) <= 0
-            text = visit.page.inner_text("main")
-    return text
+    with visiting(browser, file.as_uri()) as visit:
+        assert inaccessible(visit.page) == []
+        assert grounds(visit.page) == ["rgb(13, 17, 23)", "rgb(255, 255, 255)"]
+        visit.page.set_viewport_size({"width": 400, "height": 800})
+        assert overflow(visit.page) <= 0
+        return visit.page.inner_text("main")
 
 
 def first_cells(table: Locator) -> list[str]:

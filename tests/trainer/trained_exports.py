@@ -90,7 +90,7 @@ def main(name: str, data: str, folder: Path, *, whole: bool) -> None:
     export_model(folder, lambda: False)
     saved = keras.models.load_model(folder / saved_model.MODEL)
     test = pictures.test.read(np.arange(TEST)).pixels.transpose(0, 2, 3, 1).astype("f")
-    answer = tf.function(lambda some: saved(some, training=False), reduce_retracing=True)
+    answer = tf.function(lambda some: saved(some, training=False), reduce_retracing=True, autograph=False)
     found = compare(folder, lambda some: np.asarray(answer(some)), test, whole=whole)
     print("largest difference", found)
 

@@ -58,6 +58,8 @@ FRAMEWORKS = {
             *("torch", "torch._dynamo", "torch.distributed.nn.functional", "torch.distributed.run"),
             *("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining"),
             *("torch.distributed.checkpoint.state_dict", "horovod.torch"),
+            *("torch.export._trace", "torch.export.pt2_archive._package", "torch._inductor.ir"),
+            "google.protobuf.descriptor_pb2",
         ),
         environment=_NO_THREADS,
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -54,6 +55,9 @@ def options(
 
 def main() -> NoReturn:
     """Run the console script. Print an error in one line with a remedy, and a traceback only with --debug."""
+    gc.set_threshold(
+        10_000
+    )  # At the usual 700, the collector takes a quarter of the time of a command's imports.
     try:
         with clients:
             code = app(prog_name=_called(), standalone_mode=False)

@@ -223,6 +223,7 @@ def _step(
             tf.TensorSpec([], tf.int32),
             tf.TensorSpec([], tf.float32),
         ],
+        autograph=False,
     )
     return compiled
 
@@ -236,7 +237,9 @@ def _test(model: keras.Model, shape: tuple[int, int, int]) -> Callable[..., tupl
         return tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.int32)), tf.reduce_sum(losses)
 
     compiled: Callable[..., tuple[Any, Any]] = tf.function(
-        test, input_signature=[tf.TensorSpec([None, *shape], tf.uint8), tf.TensorSpec([None], tf.int64)]
+        test,
+        input_signature=[tf.TensorSpec([None, *shape], tf.uint8), tf.TensorSpec([None], tf.int64)],
+        autograph=False,
     )
     return compiled
 

@@ -239,7 +239,7 @@ def _asynchronous_function(step: WorkerStep, parameters: Parameters) -> Any:
             ]
         )
 
-    return tf.function(run)
+    return tf.function(run, autograph=False)
 
 
 class Synchronous:
@@ -310,7 +310,7 @@ def _gradient_function(step: WorkerStep) -> Any:
         ]
         return tf.stack(numbers), done.gradient, done.other
 
-    return tf.function(run)
+    return tf.function(run, autograph=False)
 
 
 def _apply_function(parameters: Parameters) -> Any:
@@ -320,4 +320,4 @@ def _apply_function(parameters: Parameters) -> Any:
         with tf.control_dependencies(applied):
             _count(parameters)
 
-    return tf.function(run)
+    return tf.function(run, autograph=False)

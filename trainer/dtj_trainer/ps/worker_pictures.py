@@ -134,7 +134,7 @@ def facts(coordinator: Any) -> Facts:
     def ask() -> tf.Tensor:
         return tf.raw_ops.PyFunc(input=[tf.zeros([0], tf.int64)], token=_FACTS, Tout=[tf.int64])[0]
 
-    scheduled = coordinator.schedule(tf.function(ask).get_concrete_function())
+    scheduled = coordinator.schedule(tf.function(ask, autograph=False).get_concrete_function())
     coordinator.join()  # Returns when the result has arrived: see wait_until_arrived.
     height, width, channels, size, *rest = scheduled.fetch().tolist()
     return Facts(height, width, channels, tuple(json.loads(bytes(rest[:size]))), np.array(rest[size:]))
