@@ -52,6 +52,12 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
         item.user_properties.append((stage_times.PROCESSOR, f"{used:.2f}"))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the reasons for which programs have started without a warm interpreter."""
+    for reason, count in warm.cold_starts().most_common(10):
+        terminalreporter.write_line(f"{count} programs started cold: {reason}")
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the warm interpreters that tests have started."""
     if not hasattr(config, "workerinput"):

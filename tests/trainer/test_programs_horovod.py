@@ -23,6 +23,7 @@ from tests import warm
 from tests.trainer import horovod_run
 from tests.trainer.idx_files import FASHION_MNIST, write_pictures
 
+NORMED = "--model=tests.trainer.normed_torch:network"
 pytestmark = pytest.mark.torch
 
 
@@ -261,7 +262,7 @@ def test_an_example_without_weight_enters_no_statistics() -> None:
         horovod="torch",
         framework="torch",
         name="Torch",
-        model="resnet18",
+        model=NORMED.partition("=")[2],
         device="__import__('torch').device('cpu'), ",
     )
     done = subprocess.run([warm.python("torch"), "-c", code], capture_output=True, text=True, check=True)
@@ -280,7 +281,7 @@ def test_a_large_checkpoint_takes_no_more_memory_than_it_is_large(tmp_path: Path
 
 def test_a_resume_within_an_epoch_is_exact_with_batch_statistics(tmp_path: Path) -> None:
     data = write_pictures(tmp_path / "data", 200, 20, size=12)
-    options = ("--batch-size=16", "--model=shufflenet_v2", "--checkpoint-steps=3", "--max-steps=6")
+    options = ("--batch-size=16", NORMED, "--checkpoint-steps=3", "--max-steps=6")
     straight = Run(tmp_path / "straight", data, 2, *options).ended()
     shutil.copytree(tmp_path / "straight/checkpoints/3", tmp_path / "resumed/checkpoints/3")
     resumed = Run(tmp_path / "resumed", data, 2, *options).ended()

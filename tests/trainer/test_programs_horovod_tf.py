@@ -41,6 +41,7 @@ pytestmark = [
     pytest.mark.skipif(not WHEEL.is_dir(), reason="needs Horovod's wheel for TensorFlow"),
 ]
 
+NORMED = "--model=tests.trainer.normed_keras:network"
 SHARED = ("--max-steps=20", "--seed=5", "--no-scale-lr", "--warmup-epochs=0")
 
 
@@ -143,9 +144,9 @@ def test_batch_statistics_are_averaged_and_a_checkpoint_of_another_optimizer_is_
     tmp_path: Path,
 ) -> None:
     small = write_pictures(tmp_path / "data", 64, 20, size=12)
-    run = Run(tmp_path / "run", small, 2, "--batch-size=16", "--model=resnet20", "--max-steps=2").ended()
+    run = Run(tmp_path / "run", small, 2, "--batch-size=16", NORMED, "--max-steps=2").ended()
     assert "the weights are the same on all 2 ranks" in run.output
-    adam = Run(tmp_path / "run", small, 1, "--model=resnet20", "--optimizer=adam").ended(1)
+    adam = Run(tmp_path / "run", small, 1, NORMED, "--optimizer=adam").ended(1)
     assert "was written with another --optimizer: give the same, or start anew" in adam.output
 
 
@@ -196,7 +197,7 @@ def test_an_example_without_weight_enters_no_statistics() -> None:
         horovod="tensorflow",
         framework="keras",
         name="Keras",
-        model="resnet20",
+        model=NORMED.partition("=")[2],
         device="",
     )
     done = subprocess.run(
@@ -231,7 +232,8 @@ from dtj_trainer.train.options import parse
 
 hvd.init()
 pictures = Pictures(np.random.default_rng(1).integers(0, 256, (4, 1, 12, 12)).astype("u1"), np.arange(4))
-data, options = PictureSet(pictures, pictures, 4), parse(["--model=resnet20"], "program", "", ("cnn", "resnet20"))
+data = PictureSet(pictures, pictures, 4)
+options = parse(["--model=tests.trainer.normed_keras:network"], "program", "", ("cnn",))
 ranks = KerasRanks()
 model = KerasModel(options, data, ranks)
 batch = model.prepare(pictures.pixels, pictures.labels)
@@ -271,7 +273,7 @@ def test_a_save_beside_the_training_is_the_state_of_its_step(tmp_path: Path) -> 
 
 def test_a_resume_within_an_epoch_is_exact_with_batch_statistics(tmp_path: Path) -> None:
     data = write_pictures(tmp_path / "data", 200, 20, size=12)
-    options = ("--batch-size=16", "--model=resnet20", "--checkpoint-steps=3", "--max-steps=6")
+    options = ("--batch-size=16", NORMED, "--checkpoint-steps=3", "--max-steps=6")
     straight = Run(tmp_path / "straight", data, 2, *options).ended()
     shutil.copytree(tmp_path / "straight/checkpoints/3", tmp_path / "resumed/checkpoints/3")
     resumed = Run(tmp_path / "resumed", data, 2, *options).ended()

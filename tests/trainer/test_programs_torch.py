@@ -25,6 +25,7 @@ from tests.trainer.torch_run import Run
 from dtj.local.store_keeper import free_ports
 
 pytestmark = pytest.mark.torch
+NORMED = "--model=tests.trainer.normed_torch:network"
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_a_resume_within_an_epoch_is_exact_with_batch_statistics(tmp_path: Path)
     data = write_pictures(tmp_path / "data", 120, 20, size=8)
     options = (
         "--batch-size=8",
-        "--model=shufflenet_v2",
+        NORMED,
         "--checkpoint-steps=3",
         "--max-steps=6",
         "--optimizer=adam",
@@ -111,7 +112,7 @@ def test_a_resume_within_an_epoch_is_exact_with_batch_statistics(tmp_path: Path)
 
 def test_a_single_process_needs_no_variables_and_tells_its_errors(tmp_path: Path, end: list[Run]) -> None:
     data = write_pictures(tmp_path / "data", 200, 20, size=8)
-    alone = Run(tmp_path / "alone", data, 1, "--sync-batchnorm", "--model=shufflenet_v2", "--max-steps=1")
+    alone = Run(tmp_path / "alone", data, 1, "--sync-batchnorm", NORMED, "--max-steps=1")
     missing = Run(tmp_path / "missing", tmp_path, 1)
     diverged = Run(tmp_path / "diverged", data, 1, "--lr=1e30", "--max-steps=20")
     error_file = tmp_path / "error.json"

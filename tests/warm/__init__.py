@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ ENV_LEDGER, LEDGER = "WARM_PYTHON_LEDGER", ".used"
 HASH_SEEDS = ("1", "2")
 """One server for each: ranks of one training that iterate over sets see different orders, as cold ranks do."""
 START_SECONDS = 300
+COLD = "cold.log"
 KILL = signal.SIGRTMIN
 """Send it to a warm process where another takes SIGKILL: it ends with -SIGKILL once its program has ended."""
 
@@ -41,6 +43,8 @@ class Framework:
     modules: tuple[str, ...]
     environment: dict[str, str]
     """Settings that modules read while they are imported. Programs with other settings start cold."""
+    settings: tuple[str, ...] = ()
+    """Beginnings of the names of further variables of this kind, beside those of OF_ALL."""
     path: tuple[str, ...] = ()
     """Folders before all others of sys.path."""
     hidden: tuple[str, ...] = ()
@@ -50,6 +54,8 @@ class Framework:
 
 
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}  # numpy would start threads at its import, which no fork has.
+_OF_TORCH = ("PYTORCH_", "TORCH_")
+_OF_TENSORFLOW = ("KERAS_", "TF_", "XLA_")
 _ROOT = Path(__file__).parents[2]
 FRAMEWORKS = {
     "torch": Framework(
@@ -62,6 +68,7 @@ FRAMEWORKS = {
             "google.protobuf.descriptor_pb2",
         ),
         environment=_NO_THREADS,
+        settings=_OF_TORCH,
     ),
     "tensorflow": Framework(
         modules=(
@@ -69,6 +76,7 @@ FRAMEWORKS = {
             *("tensorflow", "keras", "tensorflow.python.distribute.distribute_lib"),
         ),
         environment=_NO_THREADS | {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
+        settings=_OF_TENSORFLOW,
         path=(str(_ROOT / "tests/trainer/not_in_the_images"),),
     ),
 }
@@ -81,6 +89,7 @@ FRAMEWORKS["operator"] = Framework(
 FRAMEWORKS["horovod-tensorflow"] = Framework(
     modules=(*FRAMEWORKS["tensorflow"].modules, "horovod.tensorflow"),
     environment=FRAMEWORKS["tensorflow"].environment,
+    settings=_OF_TENSORFLOW,
     path=(str(Path(sys.prefix) / "horovod-tensorflow"), *FRAMEWORKS["tensorflow"].path),
 )
 
@@ -130,11 +139,8 @@ def _start(folder: Path, framework: str) -> None:
         time.sleep(0.05)
 
 
-IMPORT_SETTINGS = (
-    *("KERAS_", "KMP_", "LD_", "MKL_", "NUMEXPR_", "OMP_", "OPENBLAS_"),
-    *("PYTORCH_", "TF_", "TORCH_", "XLA_"),
-)
-"""Beginnings of the names of variables that frameworks read while they are imported."""
+OF_ALL = ("KMP_", "LD_", "MKL_", "NUMEXPR_", "OMP_", "OPENBLAS_", "PYTHON")
+"""Beginnings of the names of variables that any framework may read while it is imported."""
 READ_LATER = {
     *("PYTHON_EXEC", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED"),
     *("TF_CONFIG", "TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES", "TF_GRPC_DEFAULT_OPTIONS"),
@@ -147,7 +153,7 @@ NAMESPACES = ("user", "net", "pid", "ipc")
 
 def decides_an_import(name: str) -> bool:
     """Whether a variable may change what an import does."""
-    return name not in READ_LATER and name.startswith((*IMPORT_SETTINGS, "PYTHON"))
+    return name not in READ_LATER and name.startswith((*OF_ALL, *_OF_TORCH, *_OF_TENSORFLOW))
 
 
 OUTSIDE = {name: value for name, value in os.environ.items() if decides_an_import(name)}
@@ -163,8 +169,9 @@ def _write_client(executable: Path, framework: Framework) -> None:
         "PYTHON": sys.executable,
         "KILL": int(KILL),
         "FOLDER": str(executable.parent),
+        "COLD": COLD,
         "SETTINGS": OUTSIDE | framework.environment,
-        "IMPORT_SETTINGS": IMPORT_SETTINGS,
+        "IMPORT_SETTINGS": (*OF_ALL, *framework.settings),
         "READ_LATER": READ_LATER,
         "NAMESPACES": {name: str(Path(f"/proc/self/ns/{name}").readlink()) for name in NAMESPACES},
     }
@@ -174,6 +181,12 @@ def _write_client(executable: Path, framework: Framework) -> None:
     new.write_text("\n".join([*lines, text]))
     new.chmod(0o755)
     new.rename(executable)
+
+
+def cold_starts() -> Counter[str]:
+    """Numbers of programs of this run of pytest that have started cold, by reason."""
+    logs = Path(os.environ[ENV_FOLDER]).glob(f"*/{COLD}")
+    return Counter(line.partition(": [")[0] for log in logs for line in log.read_text().splitlines())
 
 
 def used() -> float:

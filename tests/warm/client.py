@@ -11,7 +11,7 @@ PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SI
 
 
 def cold(reason):
-    with open(f"{FOLDER}/cold.log", "a") as log:
+    with open(f"{FOLDER}/{COLD}", "a") as log:
         log.write(f"{reason}: {sys.argv[1:]}\n")
     os.execv(PYTHON, [PYTHON, *sys.argv[1:]])
 
@@ -23,7 +23,7 @@ def main():
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in {"-c", "-m"}):
         cold("an option")
     for name, value in os.environ.items():
-        if name in READ_LATER or not name.startswith((*IMPORT_SETTINGS, "PYTHON")):
+        if name in READ_LATER or not name.startswith(IMPORT_SETTINGS):
             continue
         if SETTINGS.get(name) != value:
             cold(f"{name}={value}")

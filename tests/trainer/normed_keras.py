@@ -1,0 +1,16 @@
+"""A small Keras network with BatchNormalization, for tests whose subject is not the network."""
+
+import keras
+
+
+def network(channels: int, classes: int) -> keras.Model:
+    """See `dtj_trainer.train.own_model`."""
+    return keras.Sequential(
+        [
+            keras.layers.Conv2D(8, 3, padding="same", use_bias=False),
+            keras.layers.BatchNormalization(momentum=0.9),
+            keras.layers.ReLU(),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(classes),
+        ]
+    )
