@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,6 +123,23 @@ def test_ranks_of_a_pod_that_read_at_once_fetch_each_file_once(job: Job) -> None
     for state in found:
         assert all(torch.equal(state[name], value) for name, value in STATE.items())
     assert sorted(job.shards_read.values()) == [1, 1, 1, 1]
+
+
+def test_a_file_that_still_arrives_is_not_there_for_others(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = job.restore("second")
+    there: list[Path] = []
+    fetch_files = on_demand.fetch_files
+
+    def fetched(*given: Any) -> str | None:
+        fault = fetch_files(*given)
+        there.extend(folder.glob("*.distcp"))
+        return fault
+
+    monkeypatch.setattr(on_demand, "fetch_files", fetched)
+    (state,) = read(folder, "model.2").values()
+    assert torch.equal(state, STATE["model.2"])
+    assert there == []
+    assert not list(folder.glob("*.fetch.tmp"))
 
 
 def test_the_files_that_arrive_later_are_not_uploaded_again(job: Job) -> None:

@@ -10,6 +10,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -122,14 +123,18 @@ def bring(folder: Path, names: Iterable[str]) -> None:
         with _locked(folder / f"{name}.lock.tmp"):
             if (folder / name).exists():  # Another process of the pod has fetched it meanwhile.
                 continue
-            fault = _fetched(store, record.files[name], folder.parent, near)
-            if fault:
-                (folder / name).unlink(missing_ok=True)
+            file = record.files[name]
+            # No process may take a file that still arrives, or of which a killed process has left a part.
+            arriving = folder / f"{name}.fetch.tmp"
+            if fault := _fetched(store, file, arriving, near):
+                shutil.rmtree(arriving, ignore_errors=True)
                 store.put_bytes(DAMAGED_FILE, fault.encode())
                 raise S3Error(
                     f"checkpoint {record.uri}: {fault}; the next attempt goes on from the checkpoint before",
                     transient=False,
                 )
+            (arriving / file.path).rename(folder / name)
+            shutil.rmtree(arriving, ignore_errors=True)
     log.info("fetched %d files of checkpoint %s", len(lacking), record.uri)
 
 
