@@ -135,7 +135,8 @@ def _note(visit: Visit, kind: str, text: str) -> None:
 def inaccessible(page: Page) -> list[str]:
     """What axe-core finds wrong with a page as it is now: the rule and the element of each fault.
 
-    The page is checked in light colours, and for the contrast of its dark colours, to which no other rule refers.
+    The check of the light colours has all rules. The check of the dark colours has the rule of contrast alone: no
+    other rule depends on colours. The page has light colours afterwards.
     """
     # By the debugger's protocol, for which the page's policy does not count.
     page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text())
@@ -151,7 +152,7 @@ def inaccessible(page: Page) -> list[str]:
 
 
 def grounds(page: Page) -> list[str]:
-    """The background of a page in dark and in light colours."""
+    """The CSS background colours of a page: first of its dark theme, then of its light theme, which stays."""
 
     def ground(scheme: Literal["dark", "light"]) -> str:
         page.emulate_media(color_scheme=scheme)

@@ -14,8 +14,9 @@ from urllib3.exceptions import HTTPError
 
 from dtj.api.identity import GROUP, PLURAL, VERSION
 
-JOBS = f"/apis/{GROUP}/{VERSION}"
-FOLDERS = {"dtj": JOBS} | dict.fromkeys(("events", "pods", "secrets", "serviceaccounts"), "/api/v1")
+FOLDERS = {"dtj": f"/apis/{GROUP}/{VERSION}"} | dict.fromkeys(
+    ("events", "pods", "secrets", "serviceaccounts"), "/api/v1"
+)
 PLURALS = {"dtj": PLURAL}
 TIMEOUT_SECONDS = 60
 # An API server or etcd on a busy machine may be late once, which is not the subject of any test.
@@ -35,13 +36,13 @@ class KubectlError(Exception):
 def read(namespace: str, kind: str, name: str = "", selector: str = "") -> dict[str, Any]:
     """An object, or the list of those that a label selector selects; of the kinds in FOLDERS. Raises KubectlError."""
     query = f"?{urlencode({'labelSelector': selector})}" if selector else ""
-    return _call("GET", path(namespace, kind, name) + query)
+    return _call("GET", _path(namespace, kind, name) + query)
 
 
-def apply(namespace: str, kind: str, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Do `kubectl apply --server-side --force-conflicts`; the object as stored. Raises KubectlError."""
+def apply(namespace: str, kind: str, manifest: dict[str, Any]) -> None:
+    """Apply an object as `kubectl apply --server-side --force-conflicts` does. Raises KubectlError."""
     query = urlencode({"fieldManager": "kubectl", "force": "true"})
-    return _call("PATCH", f"{path(namespace, kind, manifest['metadata']['name'])}?{query}", manifest)
+    _call("PATCH", f"{_path(namespace, kind, manifest['metadata']['name'])}?{query}", manifest)
 
 
 def make_namespace(name: str) -> None:
@@ -55,7 +56,7 @@ def delete_namespace(name: str) -> None:
     _call("DELETE", f"/api/v1/namespaces/{name}")
 
 
-def path(namespace: str, kind: str, name: str = "") -> str:
+def _path(namespace: str, kind: str, name: str = "") -> str:
     """The URL path of an object, or of all objects of a kind in a namespace."""
     return f"{FOLDERS[kind]}/namespaces/{namespace}/{PLURALS.get(kind, kind)}/{name}".rstrip("/")
 

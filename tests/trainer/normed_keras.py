@@ -1,4 +1,4 @@
-"""A small Keras network with BatchNormalization, for tests whose subject is not the network."""
+"""A small Keras network with BatchNormalization, for tests of resumes and of batch statistics."""
 
 import keras
 

@@ -1,4 +1,4 @@
-"""A small PyTorch network with BatchNorm, for tests whose subject is not the network."""
+"""A small PyTorch network with BatchNorm, for tests of resumes and of batch statistics."""
 
 from torch import nn
 

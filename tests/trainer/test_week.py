@@ -13,7 +13,7 @@ from tests.bench.week import DAY, HOUR, KINDS, SimulatedPod, allowed_bytes, allo
 
 STEP_SECONDS = 20
 SECONDS = {"other": DAY, "primary": 6 * HOUR}
-"""By the pod's part: a primary pod has files enough for hours to show what a day shows."""
+"""The simulated time, by the part of the pod. A day of a primary pod, with its many files, takes a test too long."""
 LOG_ON_DISK_BYTES = 2 * 64 * 1024 * 1024
 
 

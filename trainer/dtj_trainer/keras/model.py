@@ -194,7 +194,11 @@ def _step(
     shape: tuple[int, int, int],
     options: Options,
 ) -> Callable[..., None]:
-    """Compile a training step as one graph. Its signature lets a smaller last batch use the same graph."""
+    """Compile a training step as one graph. Its signature lets a smaller last batch use the same graph.
+
+    No function of the step has a Python condition on a tensor. AutoGraph would rewrite the source of all of them,
+    Horovod's included, which takes most of the time before the first step.
+    """
     # An L2 penalty, unlike Keras's own `weight_decay`, which adamw uses.
     penalty = 0.0 if options.optimizer == "adamw" else options.weight_decay
     variables = [variable.value for variable in model.trainable_variables]

@@ -2,13 +2,16 @@
 
 import gc
 
-_USUAL = gc.get_threshold()
-# The import of a framework makes a million objects and little garbage: at the usual threshold, the collector takes a
-# fifth of the time of the import.
+_DEFAULT_THRESHOLD = gc.get_threshold()
+# At the default threshold, garbage collections take a fifth of the time of the import of a framework.
 gc.set_threshold(10_000)
 
 
-def imported() -> None:
-    """Exempt what the imports made from later collections, which otherwise pause a rank in the midst of a step."""
+def freeze_imports() -> None:
+    """Exclude the imported objects from garbage collection, and restore the default threshold.
+
+    A program calls it once, after its imports. Otherwise a full collection scans a million imported objects, and
+    pauses a rank in the middle of a step.
+    """
     gc.freeze()
-    gc.set_threshold(*_USUAL)
+    gc.set_threshold(*_DEFAULT_THRESHOLD)

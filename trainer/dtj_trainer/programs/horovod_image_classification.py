@@ -17,7 +17,7 @@ import horovod.torch as hvd
 import torch
 
 from dtj_trainer.data.errors import exit_on_data_error
-from dtj_trainer.programs import imported
+from dtj_trainer.programs import freeze_imports
 from dtj_trainer.torch.gpus import device_of
 from dtj_trainer.torch.horovod_ranks import TorchRanks
 from dtj_trainer.torch.model import TorchModel, TorchSaver
@@ -33,7 +33,7 @@ log = logging.getLogger("dtj_trainer.programs.horovod_image_classification")
 def main(arguments: list[str] | None = None) -> None:
     """Run the program. Exits with 143 after SIGTERM, 65 when the data can't be used, 69 without a requested GPU."""
     assert __doc__ is not None
-    imported()
+    freeze_imports()
     name = "dtj_trainer.programs.horovod_image_classification"
     options = parse(arguments, name, __doc__, MODELS, grad_accumulation=True, pytorch=True)
     if options.profile_steps:

@@ -24,7 +24,7 @@ from dtj_trainer.keras.gpus import without_gpus
 from dtj_trainer.keras.horovod_ranks import KerasRanks
 from dtj_trainer.keras.model import KerasModel, KerasSaver
 from dtj_trainer.keras.models import MODELS
-from dtj_trainer.programs import imported
+from dtj_trainer.programs import freeze_imports
 from dtj_trainer.train import accelerator
 from dtj_trainer.train.options import parse
 from dtj_trainer.train.pictures import train
@@ -36,7 +36,7 @@ log = logging.getLogger("dtj_trainer.programs.horovod_tf_image_classification")
 def main(arguments: list[str] | None = None) -> None:
     """Run the program. Exits with 143 after SIGTERM, 65 when the data can't be used, 69 without a requested GPU."""
     assert __doc__ is not None
-    imported()
+    freeze_imports()
     name = "dtj_trainer.programs.horovod_tf_image_classification"
     options = parse(arguments, name, __doc__, MODELS, mixed_precision=False)
     hvd.init()

@@ -19,7 +19,7 @@ from dtj_trainer import contract, progress
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.data.errors import exit_on_data_error
 from dtj_trainer.keras import gpus
-from dtj_trainer.programs import imported
+from dtj_trainer.programs import freeze_imports
 from dtj_trainer.ps import (
     chief,
     connections,
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
     missing, 78 for an invalid TF_CONFIG.
     """
     assert __doc__ is not None
-    imported()
+    freeze_imports()
     options = parse(arguments, "dtj_trainer.programs.ps_image_classification", __doc__)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     logging.getLogger("botocore.credentials").setLevel(logging.WARNING)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from dtj_trainer.data.errors import exit_on_data_error
-from dtj_trainer.programs import imported
+from dtj_trainer.programs import freeze_imports
 from dtj_trainer.torch.division import model_of, ranks_of, saver_of
 from dtj_trainer.torch.gpus import device_of
 from dtj_trainer.torch.models import MODELS
@@ -39,7 +39,7 @@ log = logging.getLogger("dtj_trainer.programs.torch_image_classification")
 def main(arguments: list[str] | None = None) -> None:
     """Run the program. Exits with 143 after SIGTERM, 65 when the data can't be used, 69 without a requested GPU."""
     assert __doc__ is not None
-    imported()
+    freeze_imports()
     name = "dtj_trainer.programs.torch_image_classification"
     of_pytorch = {"grad_accumulation": True, "sync_batchnorm": True, "pytorch": True, "division": True}
     options = parse(arguments, name, __doc__, MODELS, **of_pytorch)
