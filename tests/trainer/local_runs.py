@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import yaml
 from tests import warm
-from tests.patience import PATIENCE
 from tests.trainer.conftest import REPOSITORY, until
 
 from dtj.api.status import JobStatus
@@ -44,7 +43,8 @@ class DtjRun:
         return self.log.read_text(errors="replace")
 
     def ended(self, code: int = 0) -> str:
-        assert self.process.wait(200 * PATIENCE) == code, self.output
+        until(lambda: self.process.poll() is not None, "the run has ended", 90, lambda: self.output)
+        assert self.process.returncode == code, self.output
         return self.output
 
     def status(self, name: str) -> JobStatus:
