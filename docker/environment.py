@@ -28,7 +28,7 @@ OF_THIS_FOLDER = (
     "bin/*",
     "pyvenv.cfg",
     "lib/*/site-packages/__editable__*",
-    "lib/*/site-packages/dtj-*.dist-info/*",
+    "lib/*/site-packages/dtjob-*.dist-info/*",
 )
 """Files that name the folder of the environment or of this repository."""
 
@@ -60,7 +60,7 @@ def _brought_by(extra: str) -> set[str]:
         extra
     ]
     direct = {
-        name for line in lines if line.startswith("dtj[") for name in line[4:].partition("]")[0].split(",")
+        name for line in lines if line.startswith("dtjob[") for name in line[6:].partition("]")[0].split(",")
     }
     return direct.union(*(_brought_by(name) for name in direct))
 

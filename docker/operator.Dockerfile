@@ -36,7 +36,7 @@ RUN --mount=type=bind,source=dtj,target=/source \
     cp -r /source /tmp/dtj \
     && /opt/venv/bin/pip wheel --no-cache-dir --no-deps --no-index --find-links=/wheelhouse \
         --wheel-dir /dist /tmp/dtj \
-    && /opt/venv/bin/pip install --no-cache-dir --no-deps --no-index /dist/dtj-*.whl \
+    && /opt/venv/bin/pip install --no-cache-dir --no-deps --no-index /dist/dtjob-*.whl \
     && rm /opt/venv/bin/dtj-launch \
     && /opt/venv/bin/pip uninstall --yes setuptools pip
 

@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 UNTOUCHED = {"CHANGELOG.md", "constraints.txt"}
 VERSION = re.compile(r"\d+\.\d+\.\d+")
 # Between the name and the version: `:`, `-`, `@`, a space, `", "`, `, tag: v`.
-OWN_NAME = r"\bdtj(?:-[a-z]+)*[^\w\n]{1,4}(?:tag: )?v?"
+OWN_NAME = r"\bdtj(?:ob|(?:-[a-z]+)*)[^\w\n]{1,4}(?:tag: )?v?"
 LABEL = r"app\.kubernetes\.io/version: \"?"
 PROJECT_KEY = r"^version = \""
 CHART_KEY = r"^(?:v|appV)ersion: "

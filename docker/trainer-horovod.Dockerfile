@@ -166,7 +166,7 @@ USER 1000:1000
 FROM needs-${PACKAGES_FROM} AS trainer
 USER 0:0
 RUN --mount=type=bind,from=dtj,source=/dist,target=/dist \
-    pip install --no-cache-dir --no-deps --no-index /dist/dtj-*.whl \
+    pip install --no-cache-dir --no-deps --no-index /dist/dtjob-*.whl \
     && rm /opt/venv/bin/dtj /opt/venv/bin/dtj-operator
 USER 1000:1000
 # tini reaps orphans of ranks. Without -g, tini forwards a signal to dtj-launch alone, which decides when other

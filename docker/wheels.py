@@ -172,13 +172,13 @@ def wheelhouse(name: str, requirements: Iterable[str], *, alone: bool = False) -
 
 
 def requirements_of(*extras: str) -> list[str]:
-    """Return the requirements of `dtj[extras]` in pyproject.toml, with references to its own extras resolved."""
+    """Return the requirements of `dtjob[extras]` in pyproject.toml, with references to its own extras resolved."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     found: list[str] = []
     todo = [*extras]
     while todo:
         for requirement in project["optional-dependencies"][todo.pop()]:
-            nested = re.fullmatch(r"dtj\[(.+)\]", requirement)
+            nested = re.fullmatch(r"dtjob\[(.+)\]", requirement)
             if nested:
                 todo.extend(nested[1].split(","))
             else:

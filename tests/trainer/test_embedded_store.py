@@ -32,6 +32,7 @@ from dtj.local.object_store import OpenStore, open_store
 from dtj.local.store_choice import S3Store, chosen_store
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.store import open_store as open_prefix
+from dtj_trainer.contract.distribution import install_line
 
 USER = """
 import sys, time
@@ -182,7 +183,7 @@ def test_without_seaweedfs_the_error_says_how_to_get_it(home, monkeypatch):
     monkeypatch.setenv("PATH", str(home))
     with pytest.raises(DtjError) as caught:
         open_store(home, ["training"])
-    assert caught.value.remedy == "pip install 'dtj[local]'"
+    assert caught.value.remedy == install_line("local")
 
 
 def test_server_that_does_not_start_says_why(home, monkeypatch):

@@ -27,6 +27,7 @@ from tests.trainer.trained_exports import BATCH, STEPS, TEST, compare, rate_of, 
 
 from dtj_trainer import progress
 from dtj_trainer.artifacts.model_manifest import manifest_of
+from dtj_trainer.contract.distribution import install_line
 from dtj_trainer.data.pictures import load_pictures
 from dtj_trainer.progress import read as read_progress
 from dtj_trainer.serving.model_manifest import read_manifest
@@ -202,7 +203,7 @@ def test_without_the_extra_the_model_is_left_as_it_is(
     )
     export_model(model, lambda: False)
     assert {path.name: path.read_bytes() for path in model.iterdir()} == before
-    assert "pip install 'dtj[export]' brings onnxscript" in caplog.text
+    assert f"it lacks onnxscript; {install_line('export')}" in caplog.text
 
 
 def test_the_export_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:

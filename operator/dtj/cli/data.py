@@ -66,7 +66,7 @@ def stage(
     ```
 
     A job with the URI of the shards as `spec.data.uri` reads the shards block by block. The same command again
-    continues an interrupted run. Needs `pip install 'dtj[trainer]'`.
+    continues an interrupted run. Needs the extra `trainer`.
     """
     options: dict[str, object] = {
         "shard-megabytes": shard_megabytes,
@@ -93,7 +93,7 @@ def check(
     dtj data check s3://datasets/fruits-360
     ```
 
-    The exit code is 65 when something is damaged. Needs `pip install 'dtj[trainer]'`.
+    The exit code is 65 when something is damaged. Needs the extra `trainer`.
     """
     _run("check", [uri], {"processes": processes})
 

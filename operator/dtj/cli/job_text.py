@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import Any
 
 from dtj.api.base import ApiModel, model_of
@@ -21,6 +20,7 @@ from dtj.api.spec import (
 )
 from dtj.api.strategies import RULES
 from dtj.api.yaml_text import dump
+from dtj_trainer.contract.distribution import version
 
 _ONE_LINE = 1 << 30
 
@@ -46,7 +46,7 @@ class Answers:
         """Return an answer as text, or its default if the answer is missing."""
         starter = RULES[self.strategy].starter
         defaults = {
-            "image": f"{starter.image}:{version('dtj')}",
+            "image": f"{starter.image}:{version()}",
             "command": f"python -m dtj_trainer.programs.{starter.module}",
         }
         return str(getattr(self, option) or defaults.get(option, getattr(self, option)))

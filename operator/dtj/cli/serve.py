@@ -92,7 +92,7 @@ def serve(
     dtj serve vgg=s3://training/jobs/ml/vgg-1a2b3c4d --manifest --secret s3 | kubectl apply --filename -
     ```
 
-    The models are those that `dtj export` wrote. The command runs until Ctrl-C. Needs `pip install 'dtj[serving]'`,
+    The models are those that `dtj export` wrote. The command runs until Ctrl-C. Needs the extra `serving`,
     except with --manifest.
     """
     of_the_manifest: dict[str, Any] = {

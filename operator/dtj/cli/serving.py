@@ -27,7 +27,7 @@ def export(place: Annotated[str, typer.Argument(help=ABOUT_PLACE, metavar=PLACE)
 
     The place is the folder of a job or of a model: `model.pt2` or `model.keras` of the built-in programs, or one
     `*.pt2`, `*.keras` or SavedModel of another program. Loading a model runs its code: export only models that you
-    trust. Needs `pip install 'dtj[export]'`, and the framework of the model.
+    trust. Needs the extra `export`, and the framework of the model.
     """
     need("dtj export", _FOR_EXPORT, "export")
     raise typer.Exit(run(command("dtj_trainer.serving.export", [place], *split(OPTIONS, given))))

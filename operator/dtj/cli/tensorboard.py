@@ -21,6 +21,7 @@ from dtj.api.errors import DtjError, TimedOut, Unreachable, Unusable
 from dtj.cli.connection import ContextOption, EndpointOption, JobNameOrUri, LocalOption, NamespaceOption
 from dtj.cli.places import find
 from dtj.cli.terminal import echo, errors
+from dtj_trainer.contract.distribution import install_line
 
 if TYPE_CHECKING:
     from dtj_trainer.artifacts.event_files import EventFiles
@@ -57,7 +58,7 @@ def tensorboard(
 ) -> None:
     """Serve TensorBoard on this machine, with the event files of a job's bucket.
 
-    The command fetches new events every few seconds until Ctrl-C. It needs `pip install 'dtj[tensorboard]'`.
+    The command fetches new events every few seconds until Ctrl-C. It needs the extra `tensorboard`.
 
     ```
     dtj tensorboard fashion-mnist
@@ -67,7 +68,7 @@ def tensorboard(
     if once and folder is None:
         raise Unusable("--once needs a folder for the files", "give --folder DIR")
     if not once and importlib.util.find_spec("tensorboard") is None:
-        raise DtjError("TensorBoard is not installed", "pip install 'dtj[tensorboard]'")
+        raise DtjError("TensorBoard is not installed", install_line("tensorboard"))
     place = find(name, local=local, namespace=namespace, context=context)
     with ExitStack() as stack:
         artifacts = stack.enter_context(place.artifacts(endpoint))

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 from dtj.api.errors import DtjError
+from dtj_trainer.contract.distribution import install_line
 
 
 def need(what: str, modules: Iterable[str], extra: str) -> None:
     """Raise DtjError if `what` lacks one of the modules, which the extra of dtj installs."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise DtjError(f"{what} needs {', '.join(missing)}", f"pip install 'dtj[{extra}]'")
+        raise DtjError(f"{what} needs {', '.join(missing)}", install_line(extra))
 
 
 def command(

@@ -30,7 +30,7 @@ def ui(
     ```
 
     The page has the rights of your kubeconfig. It answers on 127.0.0.1 alone, and only at the address that the
-    command prints. The command runs until Ctrl-C. Needs `pip install 'dtj[ui]'`.
+    command prints. The command runs until Ctrl-C. Needs the extra `ui`.
     """
     need("dtj ui", ("fastapi", "uvicorn"), "ui")
     options = {"port": port, "from": from_, "namespace": namespace, "context": context}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from dtj.api.identity import MANAGER
+from dtj_trainer.contract.distribution import version
 
-OPERATOR = f"{MANAGER}/{version('dtj')}"
+OPERATOR = f"{MANAGER}/{version()}"
 """The operator's User-Agent. The API server uses the part before the slash as field manager."""
-USER = f"dtj/{version('dtj')}"
+USER = f"dtj/{version()}"
 """The User-Agent of the `dtj` command and the Python SDK."""

@@ -16,38 +16,40 @@ from dtj.doctor.capacity import node_checks, quota_checks
 from dtj.doctor.check import Check, Verdict, failed, ok, warning
 from dtj.doctor.credentials import secret_checks
 from dtj.doctor.gather import look_at_cluster, look_for_job, run_pod
-from dtj.doctor.installation import installation_checks
+from dtj.doctor.installation import installation_checks, python_checks
 from dtj.doctor.probe import pod_checks, probe_pod
 from dtj.doctor.record import NAME, record_check, record_image, record_probe
 from dtj.plan.job import plan_job
+from dtj_trainer.contract.distribution import former
 
 
 async def examine(
     job: Job | None, *, namespace: str | None = None, context: str | None = None, with_pod: bool = True
 ) -> list[Check]:
-    """Check the cluster, and whether the job could run, if a job is given.
+    """Check this Python and the cluster, and whether the job could run, if a job is given.
 
     A cluster that does not answer is a failed check.
 
     namespace: by default the namespace of the context. context: a context of the kubeconfig, by default the current
     context. with_pod: test DNS and S3 in a pod with the job's image, which is deleted afterwards.
     """
+    here = python_checks(former())
     try:
         user = await connect(context)
     except DtjError as error:
-        return [failed("kubeconfig", error.message, error.remedy)]
+        return [*here, failed("kubeconfig", error.message, error.remedy)]
     api = Inspector.of(user)
     where = namespace or api.namespace or "default"
     try:
         findings = await look_at_cluster(api, where)
-        checks = installation_checks(findings)
+        checks = [*here, *installation_checks(findings)]
         if job is not None:
             image = record_image(findings) if job.spec.artifacts else None
             checks += await _job_checks(api, replace(job, namespace=where), image, with_pod=with_pod)
         return checks
     except ApiError as error:
         explained = explanation(error, api.host)
-        return [failed("API server", explained.message, explained.remedy)]
+        return [*here, failed("API server", explained.message, explained.remedy)]
     finally:
         await api.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from typing import Any
 
 from dtj.api.crd import custom_resource_definition
@@ -12,6 +11,7 @@ from dtj.api.identity import VERSION
 from dtj.api.job import Manifest
 from dtj.doctor.check import Check, failed, ok, warning
 from dtj.doctor.findings import ClusterFindings, Permission, Unread
+from dtj_trainer.contract.distribution import FORMER_NAME, NAME, install_line, version
 
 CEL_MINOR = 25
 """The first minor version of Kubernetes 1 that enforces the CRD's validation rules (CEL)."""
@@ -21,14 +21,27 @@ _SHOWN = 3
 _MISSING = object()
 
 
+def python_checks(former: str | None) -> list[Check]:
+    """Check this Python: `former` is the version of an installed distribution of the former name, if there is one."""
+    if former is None:
+        return []
+    return [
+        warning(
+            "Python",
+            f"{FORMER_NAME} {former} is installed beside {NAME}: an older version, or another author's program",
+            f"`pip uninstall --yes {FORMER_NAME}`, then `{install_line()} --force-reinstall --no-deps`",
+        )
+    ]
+
+
 def installation_checks(findings: ClusterFindings) -> list[Check]:
     """Make the checks that need no job."""
     return [_server(findings), _crd(findings), _operator(findings), *_permissions(findings)]
 
 
 def _server(findings: ClusterFindings) -> Check:
-    version = findings.version.get("gitVersion", "unknown")
-    message = f"Kubernetes {version} answers at {findings.server}"
+    kubernetes = findings.version.get("gitVersion", "unknown")
+    message = f"Kubernetes {kubernetes} answers at {findings.server}"
     if _is_old(findings):
         return warning(
             "API server",
@@ -62,10 +75,10 @@ def _crd(findings: ClusterFindings) -> Check:
         more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
         return failed(
             name,
-            f"the cluster's schema is not that of dtj {our_version()}: {', '.join(differing[:_SHOWN])}{more}",
+            f"the cluster's schema is not that of dtj {version()}: {', '.join(differing[:_SHOWN])}{more}",
             f"{_APPLY_CRD}; or use the version of dtj that the cluster has",
         )
-    return ok(name, f"{VERSION} is served, with the schema of dtj {our_version()}")
+    return ok(name, f"{VERSION} is served, with the schema of dtj {version()}")
 
 
 def _differences(ours: Any, theirs: Any, path: str, ignored: set[str]) -> Iterator[str]:
@@ -117,10 +130,10 @@ def _operator(findings: ClusterFindings) -> Check:
             f"{deployment['metadata']['name']}`",
         )
     tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
-    if tag.removeprefix("v") != our_version():
+    if tag.removeprefix("v") != version():
         return warning(
             name,
-            f"{place} is ready; its image is {image}, but this is dtj {our_version()}",
+            f"{place} is ready; its image is {image}, but this is dtj {version()}",
             "use the version of dtj that the operator has",
         )
     return ok(name, f"{place} is ready, {image}")
@@ -140,11 +153,6 @@ def operators_of(findings: ClusterFindings) -> list[Manifest]:
 def operator_words(deployment: Manifest) -> list[str]:
     """Return the command line of an operator."""
     return [str(word) for word in _container(deployment).get("args") or []]
-
-
-def our_version() -> str:
-    """Return the version of this dtj."""
-    return metadata.version("dtj")
 
 
 def _place(deployment: Manifest) -> str:

@@ -17,6 +17,7 @@ from dtj.api.job import Job
 from dtj.plan.model import Plan
 from dtj.plan.pods import trainer_container
 from dtj_trainer import contract
+from dtj_trainer.contract.distribution import install_line
 
 _LOWEST_PORT, _HIGHEST_PORT = 15000, 32000
 _FRAMEWORKS = {
@@ -25,7 +26,6 @@ _FRAMEWORKS = {
     "dtj_trainer.programs.ps_image_classification": ("tensorflow",),
     "dtj_trainer.programs.torch_image_classification": ("torch",),
 }
-_EXTRAS = {"torch": "pip install 'dtj[torch]'", "tensorflow": "pip install 'dtj[tensorflow]'"}
 _HOROVOD = "`python docker/wheels.py --install` in the repository of dtj builds and installs Horovod"
 
 
@@ -37,7 +37,7 @@ def check_machine(job: Job) -> None:
             "dtj submit FILE runs the job on a cluster",
         )
     if shutil.which("dtj-launch", path=_search_path()) is None:
-        raise Unusable("dtj-launch is not installed in this Python environment", "pip install 'dtj[trainer]'")
+        raise Unusable("dtj-launch is not installed in this Python environment", install_line("trainer"))
     needed = job.spec.rules.executables
     if needed and not any(shutil.which(program, path=_search_path()) for program in needed):
         *first, last = needed
@@ -50,7 +50,7 @@ def check_machine(job: Job) -> None:
             if importlib.util.find_spec(package) is None:
                 raise Unusable(
                     f"{word} needs {package}, which is not installed in this Python environment",
-                    _EXTRAS.get(package, _HOROVOD),
+                    _HOROVOD if package == "horovod" else install_line(package),
                 )
 
 

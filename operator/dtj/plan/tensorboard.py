@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from importlib.metadata import version
 from typing import Any
 
 from dtj.api.identity import GROUP, LABEL_MANAGED_BY, LABEL_TENSORBOARD, MANAGER
@@ -26,8 +25,9 @@ from dtj.plan.pods import (
     with_restricted_security,
 )
 from dtj_trainer import contract
+from dtj_trainer.contract.distribution import version
 
-DEFAULT_IMAGE = f"dtj-tensorboard:{version('dtj')}"
+DEFAULT_IMAGE = f"dtj-tensorboard:{version()}"
 ANNOTATION_DIGEST = f"{GROUP}/spec-digest"
 """A digest of the Deployment's spec. The server adds defaults, so that the stored spec can't be compared itself."""
 OFF = "off"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.platform_collector import PlatformCollector
@@ -18,6 +17,7 @@ from dtj.reconcile.view import Key
 from dtj.status.figures import failures, job_figures, recovered, started, strategy_label
 from dtj.status.observed import Observed
 from dtj.status.pods import PodView
+from dtj_trainer.contract.distribution import version
 
 _LAG_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _PASS_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -52,7 +52,7 @@ def process_registry(leads: Callable[[], bool], lag: Histogram) -> CollectorRegi
     leader = Gauge("dtj_leader", "1 in the operator that works, 0 in one that waits.", registry=registry)
     leader.set_function(lambda: float(leads()))
     build = Gauge("dtj_build_info", "1, for the operator's version.", ["version"], registry=registry)
-    build.labels(version("dtj")).set(1)
+    build.labels(version()).set(1)
     return registry
 
 

@@ -14,6 +14,7 @@ from dtj.report.facts import FIELDS
 from dtj.report.report import Report
 from dtj.report.summary import Spread, Summary
 from dtj.report.tables import unit_of
+from dtj_trainer.contract.distribution import install_line
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -38,9 +39,7 @@ def pictures_of(report: Report) -> dict[str, bytes]:
         from matplotlib import rcParams
         from matplotlib.figure import Figure
     except ImportError:
-        raise Unusable(
-            "pictures need matplotlib, which is not installed", "pip install 'dtj[report]'"
-        ) from None
+        raise Unusable("pictures need matplotlib, which is not installed", install_line("report")) from None
 
     # Names come from outside: a dollar sign in them begins no formula.
     rcParams["text.parse_math"] = False

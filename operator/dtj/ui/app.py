@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from importlib.metadata import version
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from starlette.exceptions import HTTPException
 from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable, Unusable
 from dtj.ui import actions, files_of_jobs, jobs, ranks_of_jobs, reports
 from dtj.ui.access import Access, own_hosts
+from dtj_trainer.contract.distribution import version
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -41,7 +41,7 @@ def application(sources: Sources, *, token: str, port: int) -> ASGIApp:
     """
     app = FastAPI(
         title="dtj ui",
-        version=version("dtj"),
+        version=version(),
         description="The jobs of the user's kubeconfig. The page of `dtj ui` uses this API.",
         openapi_url="/api/v1/openapi.json",
         docs_url=None,

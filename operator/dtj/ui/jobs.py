@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query
@@ -14,6 +13,7 @@ from dtj.client import LogQuery
 from dtj.client.history_query import HistoryQuery
 from dtj.ui.answers import About, JobRow, JobView, LogAnswer, Written
 from dtj.ui.rows import again_of, past_row, row_of, view_of
+from dtj_trainer.contract.distribution import version
 
 if TYPE_CHECKING:
     from dtj.ui.sources import Sources
@@ -34,7 +34,7 @@ def router(sources: Sources) -> APIRouter:
     @routes.get("/about")
     def about() -> About:
         """Return where the jobs are."""
-        return About(version=version("dtj"), namespace=client.namespace, context=context, strategies=[*RULES])
+        return About(version=version(), namespace=client.namespace, context=context, strategies=[*RULES])
 
     @routes.get("/templates/{strategy}")
     def template(strategy: str) -> Written:

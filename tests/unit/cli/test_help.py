@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ import pytest
 import dtj
 from dtj.cli.commands import COMMANDS, load
 from dtj.cli.main import main
+from dtj_trainer.contract.distribution import version
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = str(ROOT / "manifests/examples/fashion-mnist-horovod.yaml")
@@ -160,8 +160,8 @@ def test_h_and_the_command_help_are_help(ended: Ended) -> None:
 
 @pytest.mark.parametrize("words", [("--version",), ("version",)], ids=" ".join)
 def test_version(words: tuple[str, ...], ended: Ended) -> None:
-    assert ended(*words) == (0, f"dtj {version('dtj')}\n", "")
-    assert dtj.__version__ == version("dtj")
+    assert ended(*words) == (0, f"dtj {version()}\n", "")
+    assert dtj.__version__ == version()
 
 
 @pytest.mark.parametrize("words", [(), ("artifacts",)], ids=["dtj", "artifacts"])

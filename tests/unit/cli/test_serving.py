@@ -6,7 +6,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from dtj.api.errors import DtjError, Unusable
+from dtj_trainer.contract.distribution import version
 from dtj_trainer.serving.serve_options import read_options
 from tests.unit.support.fake_client import call
 
@@ -91,7 +91,7 @@ def test_the_manifest_runs_the_program_with_what_was_given(started: list[list[st
     assert {each["metadata"]["name"] for each in (deployment, service, budget)} == {"vgg-serve"}
     assert "namespace" not in deployment["metadata"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == f"dtj-serve:{version('dtj')}"
+    assert container["image"] == f"dtj-serve:{version()}"
     assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
     wanted = [f"vgg={URI}", "--host=::", "--port=9000", "--threads=1", "--max-batch=8", "--pin"]
     assert read_options(container["args"]) == read_options(wanted)

@@ -20,6 +20,7 @@ from dtj.api.errors import DtjError, Unusable
 from dtj.cli import tensorboard
 from dtj.local.processes import is_alive
 from dtj_trainer.artifacts.event_files import EventFiles
+from dtj_trainer.contract.distribution import install_line
 from tests.patience import PATIENCE
 from tests.unit.support.fake_client import call
 
@@ -93,7 +94,7 @@ def test_without_tensorboard_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda _: None)
     error = call("tensorboard", "mnist").exception
     assert isinstance(error, DtjError)
-    assert error.remedy == "pip install 'dtj[tensorboard]'"
+    assert error.remedy == install_line("tensorboard")
 
 
 def test_once_needs_a_folder() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -36,6 +35,7 @@ from dtj.client import (
     watching,
 )
 from dtj.cluster import api, user_api
+from dtj_trainer.contract.distribution import version
 from tests.patience import PATIENCE
 from tests.unit.support.http_cluster import Answer, HttpCluster
 from tests.unit.support.jobs import stored
@@ -64,7 +64,7 @@ async def test_a_submitted_job_is_stored_as_it_was_written(server: HttpCluster, 
     assert sent["spec"] == stored()["spec"]
     assert sent["metadata"]["labels"] == {"team": "vision"}
     assert "status" not in sent
-    assert server.user_agents == {f"dtj/{version('dtj')}"}, "the API server's audit log has it"
+    assert server.user_agents == {f"dtj/{version()}"}, "the API server's audit log has it"
 
 
 async def test_what_another_cluster_gave_a_job_is_not_submitted(

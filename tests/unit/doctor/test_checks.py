@@ -34,9 +34,10 @@ from dtj.doctor.check import Check
 from dtj.doctor.credentials import secret_checks
 from dtj.doctor.findings import PERMISSIONS, ClusterFindings, JobFindings, SecretKeys, Unread
 from dtj.doctor.gather import run_pod
-from dtj.doctor.installation import installation_checks, our_version
+from dtj.doctor.installation import installation_checks, python_checks
 from dtj.doctor.probe import STUCK_SECONDS, ended, pod_checks, probe_pod, stuck
 from dtj.plan.job import plan_job
+from dtj_trainer.contract.distribution import version
 from tests.patience import PATIENCE
 from tests.unit.support import jobs, virtual_time
 from tests.unit.support.doctor import GPU, KEYS, deployment, node, told
@@ -108,7 +109,7 @@ def test_a_crd_that_is_missing_or_hidden(found: dict[str, Any], verdict: str, pa
         ([], "failed", "there is no Deployment"),
         ([deployment(ready=0)], "failed", "is not ready"),
         ([deployment("registry:5000/dtj-operator:0.0.1")], "warning", "registry:5000/dtj-operator:0.0.1"),
-        ([deployment(f"registry:5000/dtj-operator:v{our_version()}")], "ok", "is ready"),
+        ([deployment(f"registry:5000/dtj-operator:v{version()}")], "ok", "is ready"),
         (
             [deployment(), deployment(namespace="other")],
             "failed",
@@ -138,6 +139,14 @@ def test_a_crd_that_is_missing_or_hidden(found: dict[str, Any], verdict: str, pa
 def test_the_operator(operators: Any, verdict: str, part: str) -> None:
     check = cluster_check("operator", operators=operators)
     assert (check.verdict, part in check.message) == (verdict, True), check
+
+
+def test_a_distribution_of_the_former_name_is_told() -> None:
+    assert python_checks(None) == []
+    (check,) = python_checks("0.1.8")
+    assert (check.verdict, "dtj 0.1.8" in check.message) == ("warning", True)
+    assert check.remedy is not None
+    assert check.remedy.startswith("`pip uninstall --yes dtj`, then `pip install ")
 
 
 def test_what_one_may_not_do_is_told_with_what_needs_it() -> None:

@@ -16,6 +16,7 @@ from dtj.local.machine import check_machine, free_ports, gpus, share_gpus
 from dtj.local.runs import Runs, home
 from dtj.local.store_choice import S3Store, chosen_store
 from dtj.plan.job import plan_job
+from dtj_trainer.contract.distribution import install_line
 from tests.unit.support.jobs import job, manifest
 
 
@@ -71,7 +72,7 @@ def test_what_is_not_installed_is_told_with_its_remedy(monkeypatch: pytest.Monke
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda n: None if n == "tensorflow" else find(n))
     with pytest.raises(Unusable, match="needs tensorflow") as told:
         check_machine(wanted)
-    assert told.value.remedy == "pip install 'dtj[tensorflow]'"
+    assert told.value.remedy == install_line("tensorflow")
     monkeypatch.setattr(machine.sys, "platform", "darwin")
     with pytest.raises(Unusable, match="needs Linux"):
         check_machine(wanted)

@@ -18,7 +18,6 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from pathlib import Path
 
 import aiohttp
@@ -32,6 +31,7 @@ from dtj.cluster.port import ApiError
 from dtj.local.machine import free_ports
 from dtj.operator_flags import read_flags
 from dtj.plan.nodes import LOST_NODE_SECONDS
+from dtj_trainer.contract.distribution import version
 from tests import warm
 from tests.unit.support.http_cluster import HttpCluster, http_cluster
 from tests.unit.support.jobs import stored
@@ -305,7 +305,7 @@ async def test_one_that_runs_by_hand_needs_no_lease(api: HttpCluster, start: Sta
 
     assert "dtj_leader 1.0" in await operator.metrics()
     assert not api.cluster.of_kind("Lease")
-    assert api.user_agents == {f"dtj-operator/{version('dtj')}"}, "of its requests and of kopf's"
+    assert api.user_agents == {f"dtj-operator/{version()}"}, "of its requests and of kopf's"
     code, said = await operator.end(signal.SIGINT)
     assert (code, "Traceback" in said) == (0, False), said
 

@@ -15,11 +15,11 @@ PROJECT = """
 [build-system]
 requires = []
 [project]
-name = "dtj"
+name = "dtjob"
 [project.optional-dependencies]
 local = ["a"]
-dev = ["dtj[local]", "b"]
-all = ["dtj[dev]", "c"]
+dev = ["dtjob[local]", "b"]
+all = ["dtjob[dev]", "c"]
 other = ["d"]
 [tool.setuptools]
 [tool.ruff]

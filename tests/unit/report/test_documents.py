@@ -16,6 +16,7 @@ from dtj.report.documents import as_html, as_markdown
 from dtj.report.pictures import DOTS_PER_INCH, SIZE, pictures_of
 from dtj.report.report import Report, make_report
 from dtj.report.run import Run, read_metrics
+from dtj_trainer.contract.distribution import install_line
 from tests.unit.support.training_runs import even_run
 
 REAL = Path(__file__).with_name("runs")
@@ -119,4 +120,4 @@ def test_without_matplotlib_the_remedy_is_said(report: Report, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(Unusable) as caught:
         pictures_of(report)
-    assert caught.value.remedy == "pip install 'dtj[report]'"
+    assert caught.value.remedy == install_line("report")

@@ -6,7 +6,7 @@ from typing import Any
 
 from dtj.api.job import Manifest
 from dtj.doctor.check import Check
-from dtj.doctor.installation import our_version
+from dtj_trainer.contract.distribution import version
 
 KEYS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"})
 GPU = "nvidia.com/gpu"
@@ -19,7 +19,7 @@ def told(checks: list[Check]) -> list[tuple[str, str]]:
 def deployment(
     image: str = "", ready: int = 1, namespace: str = "dtj-system", args: list[str] | None = None
 ) -> Manifest:
-    container = {"name": "operator", "image": image or f"dtj-operator:{our_version()}", "args": args}
+    container = {"name": "operator", "image": image or f"dtj-operator:{version()}", "args": args}
     return {
         "metadata": {"name": "dtj-operator", "namespace": namespace},
         "spec": {"template": {"spec": {"containers": [container]}}},

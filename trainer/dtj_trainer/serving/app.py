@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
+from dtj_trainer.contract import distribution
 from dtj_trainer.serving import answers, inference_protocol, predictions
 from dtj_trainer.serving.access import Measured, Token
 from dtj_trainer.serving.direct import Direct
@@ -74,6 +75,6 @@ def application(service: Service, token: str | None) -> ASGIApp:
 
 def _version() -> str:
     try:
-        return metadata.version("dtj")
+        return distribution.version()
     except metadata.PackageNotFoundError:  # The package is on the path without being installed.
         return "unknown"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from dtj_trainer.contract.distribution import install_line
 from dtj_trainer.serving.errors import ModelMissing, NotExportable
 
 if TYPE_CHECKING:
@@ -75,5 +76,5 @@ def load(source: Path) -> TrainedModel:
     except ModuleNotFoundError as error:
         raise NotExportable(
             f"{source.name} needs the module {error.name}: run the export in the trainer's image, or "
-            f"pip install 'dtj[export,{'torch' if source.suffix == '.pt2' else 'tensorflow'}]'"
+            + install_line("export", "torch" if source.suffix == ".pt2" else "tensorflow")
         ) from error

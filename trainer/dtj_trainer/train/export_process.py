@@ -20,6 +20,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract, progress
+from dtj_trainer.contract.distribution import install_line
 from dtj_trainer.launch import cgroups
 from dtj_trainer.parent_death import die_with_parent
 from dtj_trainer.train import model_files
@@ -73,7 +74,9 @@ def export_model(folder: Path, stopping: Callable[[], bool]) -> None:
     if form is None:
         return
     if missing := [name for name in FORMS[form] if importlib.util.find_spec(name) is None]:
-        log.info("the model is not exported to ONNX: pip install 'dtj[export]' brings %s", ", ".join(missing))
+        log.info(
+            "the model is not exported to ONNX: it lacks %s; %s", ", ".join(missing), install_line("export")
+        )
         return
     began = time.monotonic()
     progress.exporting()

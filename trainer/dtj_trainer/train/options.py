@@ -289,7 +289,7 @@ def add_what_is_kept(
         "--export",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="also write the model as model.onnx, for `dtj serve`; needs the packages of dtj[export]",
+        help="also write the model as model.onnx, for `dtj serve`; needs the packages of the extra `export`",
     )
     return keep
 

@@ -3,6 +3,6 @@
 launch=ranks
 if [ "${DTJ_SLOTS_PER_WORKER:-1}" -gt 1 ] && ! command -v dtj-launch > /dev/null 2>&1; then
     echo "dtj: the image has no dtj-launch, which starts the $DTJ_SLOTS_PER_WORKER ranks of this pod: add it to the \
-image (pip install 'dtj[trainer]'), let the command start them (torchrun train.py), or set torch.procsPerWorker to 1" >&2
+image (docs/torch-distributed.md, Images without dtj_trainer), let the command start them (torchrun train.py), or set torch.procsPerWorker to 1" >&2
     exit 78
 fi
