@@ -187,7 +187,7 @@ def test_notes_say_what_to_do_next_with_these_values(case: Path) -> None:
     name = "training" if case.name == "two-namespaces" else "dtj-operator"
 
     assert f"rollout status deployment/{name}" in notes
-    assert ("names no registry" in notes) is (case.name != "eks")
+    assert ("image.registry is empty" in notes) is (case.name != "eks")
     assert ("helm test dtj-operator" in notes) is (case.name != "bare")
     assert ("crds.install is false" in notes) is (values.get("crds", {}).get("install") is False)
     numbers = re.findall(r"^(\d)\. ", notes, re.MULTILINE)

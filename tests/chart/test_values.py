@@ -40,7 +40,7 @@ def test_every_value_has_a_comment_and_a_place_in_the_schema() -> None:
     """And the other way round: the schema knows no value that is not there."""
     described = {value.path for value in values()}
     assert len(described) > 50
-    assert {path for path in _paths(SCHEMA) if path != (GLOBAL,)} == described
+    assert {*_paths(SCHEMA)} == described
 
 
 def _paths(node: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -57,7 +57,7 @@ def test_no_group_of_values_takes_a_name_that_it_does_not_know() -> None:
         for above, node in _groups(SCHEMA, ())
         if node.get("additionalProperties") is not False
     ]
-    assert open_groups == []
+    assert open_groups == [GLOBAL], "charts above this one have values of their own there"
 
 
 def _groups(node: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:

@@ -31,10 +31,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{/* The registry of all images; empty: none. */}}
+{{- define "dtj-operator.registry" -}}
+{{- .Values.global.imageRegistry | default .Values.image.registry | trimSuffix "/" -}}
+{{- end }}
+
 {{/* An image's reference. With a digest the tag stays, for people and `dtj doctor`. Arguments: image, root. */}}
 {{- define "dtj-operator.image" -}}
 {{- $image := index . 0 -}}
 {{- $root := index . 1 -}}
+{{- $registry := include "dtj-operator.registry" $root -}}
+{{- if and $registry (not (regexMatch "^(localhost|[^/]*[.:][^/]*)/" $image.repository)) }}{{ $registry }}/{{ end -}}
 {{- printf "%s:%s" $image.repository ($image.tag | default $root.Chart.AppVersion) -}}
 {{- with $image.digest }}@{{ . }}{{ end -}}
 {{- end }}

@@ -32,6 +32,7 @@ class Answers:
     name: str = "training"
     strategy: str = next(iter(RULES))
     image: str = ""
+    registry: str = ""
     command: str = ""
     workers: int = 2
     ps: int = 1
@@ -46,7 +47,7 @@ class Answers:
         """Return an answer as text, or its default if the answer is missing."""
         starter = RULES[self.strategy].starter
         defaults = {
-            "image": f"{starter.image}:{version()}",
+            "image": "/".join([*filter(None, [self.registry]), f"{starter.image}:{version()}"]),
             "command": f"python -m dtj_trainer.programs.{starter.module}",
         }
         return str(getattr(self, option) or defaults.get(option, getattr(self, option)))

@@ -41,6 +41,13 @@ def new(
         str | None, typer.Option(metavar="|".join(RULES), help="How the processes train together.")
     ] = None,
     image: Annotated[str | None, typer.Option(help="Container image; default: the strategy's.")] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DTJ_IMAGE_REGISTRY",
+            help="Registry of the strategy's image, as image.registry of the chart: registry.example.com/dtj.",
+        ),
+    ] = None,
     command: Annotated[
         str | None, typer.Option(help='Program with its arguments, e.g. "python train.py --epochs=3".')
     ] = None,
@@ -70,6 +77,7 @@ def new(
     ```
     dtj new
     dtj new mnist --strategy Horovod --command "python train.py" --workers 4 --gpus 1 --yes
+    dtj new mnist --registry registry.example.com/dtj
     dtj new mnist --strategy ParameterServer --ps 2 --yes --output - | dtj validate -
     ```
     """
@@ -79,7 +87,12 @@ def new(
         "name": name, "strategy": strategy, "image": image, "command": command, "workers": workers, "ps": ps,
         "gpus": gpus, "data": data, "artifacts": artifacts, "endpoint": endpoint, "secret": secret,
     }  # fmt: skip
-    answers = replace(Answers(), evaluator=evaluator, **{k: v for k, v in options.items() if v is not None})
+    answers = replace(
+        Answers(),
+        evaluator=evaluator,
+        registry=(registry or "").rstrip("/"),
+        **{k: v for k, v in options.items() if v is not None},
+    )
     missing = [option for option, value in options.items() if value is None]
     # Refuse an existing file before any question.
     if (name or output_file) and not force and (path := output_file or Path(f"{name}.yaml")).exists():

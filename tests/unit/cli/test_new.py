@@ -27,6 +27,7 @@ from dtj.api.spec import JobSpec
 from dtj.api.strategies import Strategy
 from dtj.cli import new
 from dtj.cli.main import app
+from dtj_trainer.contract.distribution import version
 
 
 def dtj_new(*words: object, answers: Sequence[str] = ()) -> str:
@@ -48,6 +49,15 @@ def made(*words: object) -> Job:
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new, "has_terminal", lambda: True)
+
+
+def test_the_image_of_the_strategy_comes_from_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert made("mnist", "--registry=registry.example.com/dtj/").spec.image == (
+        f"registry.example.com/dtj/dtj-trainer-horovod:{version()}"
+    )
+    assert made("mnist", "--registry=registry.example.com/dtj", "--image=mine:1").spec.image == "mine:1"
+    monkeypatch.setenv("DTJ_IMAGE_REGISTRY", "localhost:5000")
+    assert made("mnist").spec.image == f"localhost:5000/dtj-trainer-horovod:{version()}"
 
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), max_size=12)
