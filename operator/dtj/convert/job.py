@@ -129,7 +129,7 @@ def _converted(
     dtj_spec, policy = kind.convert(source, spec, policy, notes)
     if notes.refused:
         return None
-    templates = [replica.template for replica in spec.replicas.values()]
+    templates = [replica.template for replica in spec.replicas.values() if replica.replicas]
     if scheduling_policy := scheduling(metadata, spec.run_policy, templates, _members(dtj_spec), notes):
         policy["schedulingPolicy"] = policy.get("schedulingPolicy", {}) | scheduling_policy
     if artifacts:

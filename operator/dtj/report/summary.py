@@ -196,9 +196,8 @@ def _skipped(rows: Sequence[Row]) -> int:
 
 def _has_gpus(run: Run) -> bool:
     roles = ((run.job or {}).get("spec") or {}).get("replicaSpecs") or {}
-    return any((role or {}).get("gpus") for role in roles.values()) or any(
-        line.gpus for line in run.utilisation
-    )
+    with_pods = [role for role in roles.values() if role and role.get("replicas", 1)]
+    return any(role.get("gpus") for role in with_pods) or any(line.gpus for line in run.utilisation)
 
 
 def _started(run: Run) -> float | None:

@@ -320,6 +320,24 @@ def test_a_queue_or_a_gang_of_kubeflow_is_dtjs(change: Manifest, policy: Manifes
         assert "schedulingPolicy" in notes
 
 
+@pytest.mark.parametrize("scheduler", ["volcano", "scheduler-plugins-scheduler"])
+def test_a_tfjob_without_chief_keeps_the_scheduler_of_its_pods(scheduler: str) -> None:
+    job = manifest("tf-session")
+    roles = job["spec"]["tfReplicaSpecs"]
+    for role in roles.values():
+        role["template"]["spec"]["schedulerName"] = scheduler
+    gang = {"volcano": "Volcano"}.get(scheduler, "Coscheduling")
+    assert read(convert(job)).spec.run_policy.scheduling_policy.gang == gang
+
+
+def test_the_scheduler_of_a_role_without_replicas_makes_no_gang() -> None:
+    job = manifest("tf-session")
+    roles = job["spec"]["tfReplicaSpecs"]
+    roles["Chief"] = copy.deepcopy(roles["Worker"]) | {"replicas": 0}
+    roles["Chief"]["template"]["spec"]["schedulerName"] = "volcano"
+    assert read(convert(job)).spec.run_policy.scheduling_policy.gang == "None"
+
+
 def test_a_job_in_kueue_waits_by_its_pods_and_not_suspended() -> None:
     job = read(convert(manifest("mpi-kueue")))
     assert not job.spec.run_policy.suspend
