@@ -52,6 +52,12 @@ def test_a_baseline_a_price_and_groups_are_those_of_the_command(ui: Ui) -> None:
     assert "--baseline running --group-by workers --price '$0.90/h'" in answer["command"]
 
 
+def test_a_price_is_that_of_roles_as_in_the_command(ui: Ui) -> None:
+    answer = ui(f"{REPORT}&price=worker%3D%240.90,ps%3D0.023").json
+    assert "--price 'worker=$0.90,ps=0.023'" in answer["command"]
+    assert any(note.startswith("Cost: ") and "worker $0.9, ps $0.023." in note for note in answer["notes"])
+
+
 def test_past_jobs_stand_beside_present_ones(ui: Ui) -> None:
     past = uid_of(ui, "gone")
     answer = ui(f"{REPORT}&job=ml/gone/{past}&job=ml/failed").json
@@ -82,7 +88,8 @@ def test_no_job_with_metrics_is_no_fault(ui: Ui) -> None:
         ("?job=ml/running&baseline=none", 404, "no run or group is called none"),
         ("?job=ml/running&group_by=colour", 422, "no run has the field colour"),
         ("?job=ml/running&price=much", 422, "is no price"),
-        (f"?job=ml/running&price={'9' * 33}", 422, "price"),
+        ("?job=ml/running&price=workers%3D1", 422, "names no role"),
+        (f"?job=ml/running&price={'9' * 301}", 422, "price"),
         ("?job=ml/running&" + "&".join("group_by=model" for _ in range(11)), 422, "group_by"),
         (f"?job=ml/running&baseline={'x' * 301}", 422, "baseline"),
     ],

@@ -33,8 +33,8 @@ from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import headless_service, replica_pod, replicas
 from dtj.plan.start import START, config_map
 from dtj.plan.strategies import PLANS, register
-from dtj.report.facts import facts_of
 from dtj.report.run import Run, read_metrics
+from dtj.report.summary import summarise
 from dtj_trainer.contract import PodInfo
 from tests.unit.support import job_machine
 from tests.unit.support.jobs import job, manifest
@@ -115,7 +115,7 @@ def test_it_is_planned_written_shown_and_reported() -> None:
     assert [index for index in range(3) if logs.has_pod("worker", index)] == [1]
     assert logs.files(["worker-0", "worker-1", "worker-2"]) == ["worker-1"]
     rows = read_metrics(content([line("train", 1, 1, worldSize=3)])).rows
-    assert facts_of(Run("run", rows, job={"spec": SPEC}))["workers"] == 3
+    assert summarise(Run("run", rows, job={"spec": SPEC})).facts["workers"] == 3
 
 
 PROGRAM = """

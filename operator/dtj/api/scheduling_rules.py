@@ -65,7 +65,7 @@ def scheduling_faults(job: Job) -> Iterator[Fault]:
 
 def _template_faults(job: Job, gang: Gang) -> Iterator[Fault]:
     schedulers: dict[str, str] = {}
-    for role, replica in job.spec.replica_specs.given().items():
+    for role, replica in job.spec.replica_specs.with_pods().items():
         path = f"spec.replicaSpecs.{role}.template"
         metadata, spec = object_of(replica.template.get("metadata")), pod_spec(replica)
         for kind in ("labels", "annotations"):

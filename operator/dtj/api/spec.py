@@ -166,6 +166,10 @@ class ReplicaSpecs(ApiModel):
         """The roles that have an entry."""
         return {role: getattr(self, role) for role in ROLES if getattr(self, role) is not None}
 
+    def with_pods(self) -> dict[str, ReplicaSpec]:
+        """The roles that have an entry with pods. A chief, master or evaluator with replicas 0 has none."""
+        return {role: replica for role, replica in self.given().items() if replica.replicas}
+
 
 ROLES = tuple(ReplicaSpecs.model_fields)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +13,7 @@ import typer
 
 from dtj.api.errors import Unusable
 from dtj.api.job import Manifest
+from dtj.api.shown import enumerated
 from dtj.api.spec import S3_URI
 from dtj.api.yaml_lines import read_documents
 from dtj.api.yaml_text import dump
@@ -19,6 +22,7 @@ from dtj.cli.terminal import Format, echo
 from dtj.convert.job import CONVERTED, is_job
 from dtj.convert.job import convert as converted
 from dtj.convert.notes import Conversion
+from dtj.convert.others import ways
 from dtj.convert.torchx import without_report
 from dtj.convert.training_runtime import is_runtime
 
@@ -35,6 +39,13 @@ def convert(
     artifacts: Annotated[
         str | None, typer.Option(help="Where checkpoints and logs go: s3://bucket/prefix.", metavar="URI")
     ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            help="Command of containers that have none, because their image has an entrypoint, such as "
+            '"python train.py". Their args follow.',
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", help="File to write; by default standard output.", metavar="FILE"),
@@ -50,23 +61,26 @@ def convert(
 
         dtj convert tfjob.yaml --artifacts s3://bucket/jobs --output job.yaml
 
+        dtj convert pytorchjob.yaml --command "python train.py" > job.yaml
+
         kubectl get mpijob mnist -o yaml | dtj convert -
 
         torchx run --dryrun -s kubernetes dist.ddp --script train.py | dtj convert -
     """
     if artifacts is not None and not re.fullmatch(S3_URI, artifacts):
         raise Unusable(f"--artifacts {artifacts} is no s3:// URI", "give s3://bucket/prefix")
+    words = _words(command)
     documents: list[Conversion | Manifest] = []
     for file in files:
         manifests = _manifests(file)
         entries = [
-            converted(manifest, artifacts, manifests) if is_job(manifest) else manifest
+            converted(manifest, artifacts, manifests, words) if is_job(manifest) else manifest
             for manifest in manifests
             if not is_runtime(manifest)
         ]
         jobs = [entry for entry in entries if isinstance(entry, Conversion)]
         if not jobs:
-            raise Unusable(f"{file}: has no job of Kubeflow or torchx", f"give one of {CONVERTED}")
+            raise _no_job(file, manifests)
         for job in jobs:
             _print_notes(file, job)
         documents += entries
@@ -76,6 +90,29 @@ def convert(
         _write(text, output)
     if refused:
         raise typer.Exit(1)
+
+
+def _words(command: str | None) -> list[str]:
+    """Return the words of the option, as a shell splits them; none without the option. Raises Unusable."""
+    if command is None:
+        return []
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise Unusable(f"--command: {error}") from None
+    if not words:
+        raise Unusable("--command is empty", 'give the program with its arguments, such as "python train.py"')
+    return words
+
+
+def _no_job(file: Path, manifests: Sequence[Manifest]) -> Unusable:
+    """Return the error of a file without a job to convert: it names what the file has, and the way for other jobs."""
+    message = f"{file}: has no job of Kubeflow or torchx"
+    found = ways(manifests)
+    if found:
+        message += f", only {enumerated(found, 'and')}"
+    known = [f"{kind}: {way}" for kind, way in found.items() if way]
+    return Unusable(message, "; ".join(known) or f"give one of {CONVERTED}")
 
 
 def _manifests(file: Path) -> list[Manifest]:

@@ -69,7 +69,12 @@ def report(
         ),
     ] = None,
     price: Annotated[
-        str | None, typer.Option(help="Price of a worker's node per hour, such as 0.90/h.", metavar="PRICE")
+        str | None,
+        typer.Option(
+            help="Price per hour of each pod, such as 0.90/h, or of a pod of each role, such as "
+            "worker=0.90,ps=0.023. The cost is unknown if a role has pods and no price.",
+            metavar="PRICE",
+        ),
     ] = None,
     forms: Annotated[
         list[Form] | None,
@@ -100,22 +105,23 @@ def report(
         dtj report s3://training/jobs/ml --group-by updates
         dtj report fashion-mnist --past
         dtj report s3://training/jobs/ml --baseline workers=1
+        dtj report s3://training/jobs/ml --group-by machine --price chief=0.90,worker=0.90,ps=0.023
         dtj report fashion-mnist --format html --format png --out report
         dtj report fashion-mnist --format page
     """
     from dtj.cli.places import chosen
     from dtj.cli.report_sources import read_runs
-    from dtj.report.entries import read_price
+    from dtj.report.cost import read_price
     from dtj.report.report import make_report
 
-    price_of_node = None if price is None else read_price(price)
+    price_of_pods = None if price is None else read_price(price)
     choice = chosen(past, from_, uid)
     wanted = set(forms or ([] if data or out else [Form.TABLE]))
     if out and not forms:
         wanted = set(Form) - {Form.PAGE}
     bare = wanted == {Form.PAGE} and not data
     runs = read_runs(names, local=local, namespace=namespace, context=context, past=choice, bare=bare)
-    result = make_report(runs, group_by=group_by or (), baseline=baseline, price=price_of_node)
+    result = make_report(runs, group_by=group_by or (), baseline=baseline, price=price_of_pods)
     if data:
         from dtj.report.data import as_data
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,7 +20,7 @@ from dtj.convert.kind import Kind, Source
 from dtj.convert.mpi import MPI_JOB
 from dtj.convert.notes import Conversion, Notes
 from dtj.convert.pytorch import PYTORCH_JOB
-from dtj.convert.replicas import kept_metadata
+from dtj.convert.replicas import COMMAND_GIVEN, kept_metadata
 from dtj.convert.run_policy import moved_into_run_policy, run_policy
 from dtj.convert.scheduling import moved_labels, scheduling, waits_in_kueue
 from dtj.convert.tensorflow import TF_JOB
@@ -44,11 +46,24 @@ def is_job(manifest: Manifest) -> bool:
     return group in _GROUPS and str(manifest.get("kind")).endswith("Job")
 
 
-def convert(manifest: Manifest, artifacts: str | None = None, others: Sequence[Manifest] = ()) -> Conversion:
+@dataclass(frozen=True)
+class _Added:
+    """What the user adds to a job."""
+
+    artifacts: str | None
+    command: Sequence[str]
+
+
+def convert(
+    manifest: Manifest,
+    artifacts: str | None = None,
+    others: Sequence[Manifest] = (),
+    command: Sequence[str] = (),
+) -> Conversion:
     """Convert a job. If the job can't be converted, the result has the reasons.
 
     artifacts: s3:// URI for `spec.artifacts.uri`. others: the other objects of the input, for example the runtime of
-    a TrainJob.
+    a TrainJob. command: the command of containers without one.
     """
     kind, version = str(manifest.get("kind")), str(manifest.get("apiVersion"))
     notes = Notes()
@@ -57,7 +72,9 @@ def convert(manifest: Manifest, artifacts: str | None = None, others: Sequence[M
     job = None
     group, _, number = version.partition("/")
     if (rules := _KINDS.get((group, kind))) is not None:
-        job = _of_version(rules, kind, number, without_nulls(manifest), artifacts, others, notes)
+        job = _of_version(
+            rules, kind, number, without_nulls(manifest), _Added(artifacts, command), others, notes
+        )
     else:
         notes.refuse("apiVersion", f"{version} {kind}", f"no equivalent in dtj: dtj converts {CONVERTED}")
     if job is not None:
@@ -70,7 +87,7 @@ def _of_version(
     kind: str,
     version: str,
     manifest: Manifest,
-    artifacts: str | None,
+    added: _Added,
     others: Sequence[Manifest],
     notes: Notes,
 ) -> Manifest | None:
@@ -90,7 +107,7 @@ def _of_version(
         return None
     if version not in ("v1", rules.newest):
         notes.add("apiVersion", f"{rules.group}/{version}", "read as v1, which has the same fields")
-    return _converted(rules, version, manifest, artifacts, others, notes)
+    return _converted(rules, version, manifest, added, others, notes)
 
 
 def _prepared(
@@ -111,7 +128,7 @@ def _converted(
     kind: Kind[Any],
     version: str,
     manifest: Manifest,
-    artifacts: str | None,
+    added: _Added,
     others: Sequence[Manifest],
     notes: Notes,
 ) -> Manifest | None:
@@ -124,16 +141,19 @@ def _converted(
     except ValidationError as error:
         _refuse_form(error, notes)
         return None
-    source = Source(_name(metadata, notes), version, kind.versions[version], waits_in_kueue(metadata))
+    name, queued = _name(metadata, notes), waits_in_kueue(metadata)
+    source = Source(name, version, kind.versions[version], queued, added.command)
     policy = run_policy(spec.run_policy, source.defaults, source.queued, notes)
     dtj_spec, policy = kind.convert(source, spec, policy, notes)
     if notes.refused:
         return None
-    templates = [replica.template for replica in spec.replicas.values()]
+    templates = [replica.template for replica in spec.replicas.values() if replica.replicas]
     if scheduling_policy := scheduling(metadata, spec.run_policy, templates, _members(dtj_spec), notes):
         policy["schedulingPolicy"] = policy.get("schedulingPolicy", {}) | scheduling_policy
-    if artifacts:
-        dtj_spec["artifacts"] = {"uri": artifacts}
+    if added.command and not any(note.now == COMMAND_GIVEN for note in notes.all):
+        notes.add("--command", shlex.join(added.command), "left out: the job has a command")
+    if added.artifacts:
+        dtj_spec["artifacts"] = {"uri": added.artifacts}
     else:
         notes.add(
             "spec.artifacts",

@@ -17,13 +17,15 @@ S = TypeVar("S", bound=Spec)
 
 @dataclass(frozen=True)
 class Source:
-    """Facts about a Kubeflow job that are not in its spec."""
+    """Facts about a Kubeflow job that are not in its spec, and what the user adds to the spec."""
 
     name: str
     version: str
     defaults: Defaults
     queued: bool
     """Whether Kueue queues the job."""
+    command: Sequence[str]
+    """The command of containers without one; empty if the user gives none."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ launcher runs as written.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from dtj.api.horovod import HOROVOD, LAUNCHER, WORKER
 from dtj.api.job import Manifest
@@ -17,7 +18,7 @@ from dtj.convert.launcher import obstacles
 from dtj.convert.mpirun import Launch, NoProgram, parse_launch
 from dtj.convert.notes import Notes
 from dtj.convert.ranks import NeverStarts, Uneven, ranks_of_each_worker
-from dtj.convert.replicas import Role, common_spec, read_role
+from dtj.convert.replicas import Role, common_spec, read_role, refuse_entrypoint
 from dtj.convert.run_policy import Defaults, other_role_restarts, retries_of
 from dtj.convert.security import secure
 from dtj_trainer import contract
@@ -44,8 +45,8 @@ def horovod_spec(
             "must have the roles Launcher and Worker, and no other role",
         )
         return {}, policy
-    launcher = _role(LAUNCHER, *replicas[LAUNCHER], spec, notes)
-    worker = _role(WORKER, *replicas[WORKER], spec, notes)
+    launcher = _role(LAUNCHER, *replicas[LAUNCHER], spec, notes, source.command)
+    worker = _role(WORKER, *replicas[WORKER], spec, notes)  # Runs dtj's sshd, whatever its command is.
     policy = retries_of(replicas[LAUNCHER][1].restart_policy, launcher.path, policy, source.defaults, notes)
     other_role_restarts(replicas[WORKER][1].restart_policy, worker.path, notes)
     _settle_launcher(spec, launcher, worker, notes)
@@ -70,8 +71,10 @@ def horovod_spec(
     return dtj_spec, policy
 
 
-def _role(name: str, key: str, replica: Replica, spec: MPIJobSpec, notes: Notes) -> Role:
-    return read_role(name, f"{_PATH}.{key}", replica, spec.main_container, notes)
+def _role(
+    name: str, key: str, replica: Replica, spec: MPIJobSpec, notes: Notes, command: Sequence[str] = ()
+) -> Role:
+    return read_role(name, f"{_PATH}.{key}", replica, spec.main_container, notes, command)
 
 
 def _settle_launcher(spec: MPIJobSpec, launcher: Role, worker: Role, notes: Notes) -> None:
@@ -123,11 +126,7 @@ def _start_ranks(
     """Set the program of the launcher. Return the slots of each worker, and whether mpirun runs as root."""
     words = [*launcher.program[0], *launcher.program[1]]
     if not words:
-        notes.refuse(
-            where,
-            None,
-            "required: dtj does not start the image's entrypoint; write the entrypoint as the command",
-        )
+        refuse_entrypoint(launcher, where, notes)
         return spec.slots_per_worker, False
     if not launcher.program[0]:
         notes.add(where, None, "not given: args are now the command, and the image's entrypoint does not run")

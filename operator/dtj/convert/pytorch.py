@@ -40,7 +40,7 @@ def torch_distributed_spec(
         notes.refuse(_PATH, ", ".join(spec.pytorch_replica_specs) or None, "must have Master or Worker")
         return {}, policy
     roles = {
-        name: read_role(name, f"{_PATH}.{key}", replica, _TRAINER, notes)
+        name: read_role(name, f"{_PATH}.{key}", replica, _TRAINER, notes, source.command)
         for name, (key, replica) in replicas.items()
     }
     leader = _MASTER if _MASTER in roles else _WORKER

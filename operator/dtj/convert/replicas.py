@@ -26,6 +26,8 @@ _PORTS = {
     "tfjob-port": (contract.TENSORFLOW_PORT, f"the port is {contract.TENSORFLOW_PORT} in every job"),
     "pytorchjob-port": (None, "the operator sets MASTER_PORT"),
 }
+COMMAND_GIVEN = "not given: now the words of --command"
+"""The note of a container that gets the command of the user."""
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -50,8 +52,19 @@ class Role:
     """Whether the program stays the command of the container, which dtj runs as written."""
 
 
-def read_role(name: str, path: str, replica: Replica, trainer: str | None, notes: Notes) -> Role:
-    """Read a role of the input. trainer: name of the container that trains; by default the first container."""
+def read_role(
+    name: str,
+    path: str,
+    replica: Replica,
+    trainer: str | None,
+    notes: Notes,
+    command: Sequence[str] = (),
+) -> Role:
+    """Read a role of the input.
+
+    trainer: name of the container that trains; by default the first container. command: the command of a container
+    without one.
+    """
     containers = replica.template.spec.containers
     names = [container.name for container in containers]
     index = names.index(trainer) if trainer in names else 0
@@ -64,18 +77,32 @@ def read_role(name: str, path: str, replica: Replica, trainer: str | None, notes
             env.pop(contract.ENV_TF_CONFIG).get("value"),
             "left out: the operator sets it",
         )
+    program = main.command, main.args
+    if command and not main.command:
+        program = [*command], main.args
+        notes.add(f"{where}.command", None, COMMAND_GIVEN)
     accelerators, resources = _resources(main)
     return Role(
         name,
         path,
         replica.replicas,
         main.image,
-        (main.command, main.args),
+        program,
         env,
         resources,
         accelerators,
         _template(replica, containers[:index] + containers[index + 1 :], path, notes),
         _container(main, where, notes),
+    )
+
+
+def refuse_entrypoint(role: Role, where: str, notes: Notes) -> None:
+    """Refuse a role without a command. where: the field of the command."""
+    notes.refuse(
+        where,
+        role.program[1] or None,
+        "required: dtj does not start the image's entrypoint; write the entrypoint as the command (dtj convert "
+        "--command 'python train.py')",
     )
 
 

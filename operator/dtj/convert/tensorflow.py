@@ -9,7 +9,7 @@ from dtj.api.parameter_server import CHIEF, EVALUATOR, MASTER, PARAMETER_SERVER,
 from dtj.convert.form import Replica, TFJobSpec
 from dtj.convert.kind import Kind, Source
 from dtj.convert.notes import Notes
-from dtj.convert.replicas import Role, common_spec, read_role
+from dtj.convert.replicas import Role, common_spec, read_role, refuse_entrypoint
 from dtj.convert.run_policy import Defaults, other_role_restarts, retries_of
 from dtj.convert.security import secure
 
@@ -32,7 +32,7 @@ def parameter_server_spec(
     """Return spec and run policy of the job. If the job can't be converted, the notes have the reasons."""
     replicas = _roles_with_replicas(spec, notes)
     roles = {
-        name: read_role(name, f"{_PATH}.{key}", replica, _TRAINER, notes)
+        name: read_role(name, f"{_PATH}.{key}", replica, _TRAINER, notes, source.command)
         for name, (key, replica) in replicas.items()
     }
     _note_other_fields(spec, notes)
@@ -110,11 +110,7 @@ def _note_single_roles(roles: Mapping[str, Role], notes: Notes) -> None:
 def _require_commands(roles: Mapping[str, Role], notes: Notes) -> None:
     for role in roles.values():
         if not role.program[0]:
-            notes.refuse(
-                f"{role.path}.template.spec.containers[{_TRAINER}].command",
-                role.program[1] or None,
-                "required: dtj does not start the image's entrypoint; write the entrypoint as the command",
-            )
+            refuse_entrypoint(role, f"{role.path}.template.spec.containers[{_TRAINER}].command", notes)
 
 
 def _note_other_fields(spec: TFJobSpec, notes: Notes) -> None:

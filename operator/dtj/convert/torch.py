@@ -9,7 +9,7 @@ from dtj.api.job import Manifest
 from dtj.api.torch_command import TORCHRUN, launchers_in
 from dtj.api.torch_distributed import TORCH_DISTRIBUTED, VARIABLES, WORKER, StartedBy
 from dtj.convert.notes import Notes
-from dtj.convert.replicas import Role, common_spec
+from dtj.convert.replicas import Role, common_spec, refuse_entrypoint
 from dtj.convert.security import secure
 from dtj.convert.torchrun import Torchrun, read_torchrun
 
@@ -45,11 +45,7 @@ def torch_spec(role: Role, asked: Asked, notes: Notes) -> Manifest:
     where = f"{role.path}.template.spec.containers.command"
     words = [*role.program[0], *role.program[1]]
     if not role.program[0]:
-        notes.refuse(
-            where,
-            role.program[1] or None,
-            "required: dtj does not start the image's entrypoint; write the entrypoint as the command",
-        )
+        refuse_entrypoint(role, where, notes)
         return {}
     for name in [name for name in role.env if name in VARIABLES]:
         value = role.env.pop(name).get("value")

@@ -190,7 +190,7 @@ def torch_worker_spec(
     source: Source, spec: WorkerSpec, policy: Manifest, notes: Notes
 ) -> tuple[Manifest, Manifest]:
     """Return spec and run policy of the job. If the job can't be converted, the notes have the reasons."""
-    role = read_role("worker", spec.path, spec.worker, NODE, notes)
+    role = read_role("worker", spec.path, spec.worker, NODE, notes, source.command)
     texts = [
         *role.program[0],
         *role.program[1],

@@ -145,7 +145,7 @@ def _size(record: EndRecord) -> int:
 
 def _of_templates(job: Job) -> Manifest:
     """Return fields of the first template that has them: the TensorBoard's, or that of a role."""
-    roles = (replica.template for replica in job.spec.replica_specs.given().values())
+    roles = (replica.template for replica in job.spec.replica_specs.with_pods().values())
     given = (template.get("spec") for template in (job.spec.tensorboard.template, *roles))
     specs = [spec for spec in given if isinstance(spec, dict)]
     found = {name: next((spec[name] for spec in specs if spec.get(name)), None) for name in _OF_TEMPLATES}

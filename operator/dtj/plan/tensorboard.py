@@ -157,6 +157,6 @@ def service_account(job: Job) -> Manifest:
     if job.spec.artifacts is None or job.spec.artifacts.secret_name:
         return {}
     # The template of a job with faults, which has a record pod, may have another form.
-    specs = (replica.template.get("spec") for replica in job.spec.replica_specs.given().values())
+    specs = (replica.template.get("spec") for replica in job.spec.replica_specs.with_pods().values())
     names = (spec.get("serviceAccountName") for spec in specs if isinstance(spec, dict))
     return next(({"serviceAccountName": name} for name in names if name), {})

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dtj.api.errors import Unusable
+from dtj.report.cost import Price, cost
 from dtj.report.facts import FIELDS, Fact
 from dtj.report.summary import Spread, Summary
-
-_PRICE = re.compile(r"(?P<currency>[^\d\s.,-]*)\s*(?P<amount>\d+(\.\d+)?)\s*(/\s*h)?")
-
-
-@dataclass(frozen=True)
-class Price:
-    """The price of a worker's node per hour."""
-
-    amount: float
-    currency: str = ""
-
-
-def read_price(text: str) -> Price:
-    """Return the price in `0.90`, `0.90/h` or `$0.90/h`. Raises Unusable for any other text."""
-    match = _PRICE.fullmatch(text.strip())
-    if not match:
-        raise Unusable(f"{text!r} is no price", "give the price of a worker's node per hour, such as 0.90/h")
-    return Price(float(match["amount"]), match["currency"])
 
 
 @dataclass(frozen=True)
@@ -115,12 +97,10 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
-def cost(run: Summary, price: Price) -> float | None:
-    """Return time × workers × price; None if the run has not ended or its number of workers is unknown."""
-    workers = run.facts.get("workers")
-    if run.seconds is None or not isinstance(workers, int):
-        return None
-    return run.seconds / 3600 * workers * price.amount
+def _cost(runs: Sequence[Summary], price: Price) -> Spread | None:
+    """Return the cost of the runs that have ended; None if one of these costs is unknown."""
+    costs = [cost(run, price) for run in runs if run.seconds is not None]
+    return None if None in costs else spread([each for each in costs if each is not None])
 
 
 def _entry(label: str, facts: Mapping[str, Fact], runs: Sequence[Summary], price: Price | None) -> Entry:
@@ -142,7 +122,7 @@ def _entry(label: str, facts: Mapping[str, Fact], runs: Sequence[Summary], price
         estimated=any(run.estimated for run in runs),
         total_seconds=over_runs(lambda run: run.total_seconds if run.ended else None),
         accuracy=over_runs(lambda run: run.accuracy if run.ended else None),
-        cost=over_runs(lambda run: cost(run, price)) if price else None,
+        cost=_cost(runs, price) if price else None,
         restarts=sum(run.restarts for run in runs),
         skipped=sum(run.skipped for run in runs),
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from dtj.api.spec import JobSpec
 from dtj.api.strategies import RULES
+from dtj.api.strategy import pods_of
 from dtj.report.numbers import MAX_NUMBER
 from dtj.report.run import Row, Run
 
@@ -23,7 +24,24 @@ _PROGRESS_FIELDS |= {"totalSteps", "weightsSha256"}
 """The fields of rows that describe the course of a run. Every other field is a fact."""
 
 
-def facts_of(run: Run) -> dict[str, Fact]:
+class Pods(NamedTuple):
+    """The pods of one role."""
+
+    number: int
+    gpus: int
+    """GPUs of each pod."""
+
+
+def job_spec(run: Run) -> JobSpec | None:
+    """Return the spec of the job; None if the spec is unknown or invalid."""
+    spec = (run.job or {}).get("spec") or {}
+    try:
+        return JobSpec.model_validate({"image": "unknown", **spec}, extra="ignore")
+    except ValidationError:
+        return None
+
+
+def facts_of(run: Run, valid_spec: JobSpec | None) -> dict[str, Fact]:
     """Return FIELDS, `ranks`, `data`, the job's labels, and the facts in the program's `start` and `end` rows."""
     facts: dict[str, Fact] = dict.fromkeys(FIELDS)
     spec = (run.job or {}).get("spec") or {}
@@ -51,10 +69,29 @@ def facts_of(run: Run) -> dict[str, Fact]:
     ranks = facts.get("ranks")
     if isinstance(ranks, int) and (rules is None or rules.ranked):
         # `dtj scale` may have changed the number of workers during the job, so use the number of the last row.
-        facts["workers"] = ranks // _slots(spec)
+        facts["workers"] = ranks // _slots(valid_spec)
     elif facts["workers"] is None:
         facts["workers"] = ranks
     return facts
+
+
+def pods_by_role(run: Run, spec: JobSpec | None, facts: Mapping[str, Fact]) -> dict[str, Pods] | None:
+    """Return the pods of each role that has pods; None if neither the status nor the spec of the job shows them.
+
+    The status comes first: `dtj scale` may have changed the numbers of job.yaml, and the status has the last ones.
+    """
+    counts: dict[str, int] = {}
+    if run.status:
+        counts = {role: each.desired for role, each in run.status.replica_statuses.items() if each.desired}
+    if not counts and spec is not None:
+        counts = dict(pods_of(spec))
+        role, workers = spec.rules.role_of_option("workers"), facts["workers"]
+        if spec.rules.ranked and role and isinstance(workers, int):
+            counts[role] = workers  # From the last row.
+    if not counts or not all(0 < count <= MAX_NUMBER for count in counts.values()):
+        return None
+    given = spec.replica_specs.given() if spec else {}
+    return {role: Pods(count, given[role].gpus if role in given else 0) for role, count in counts.items()}
 
 
 def arguments_of(run: Run) -> str | None:
@@ -83,13 +120,11 @@ def _replicas(roles: Mapping[str, Any], option: str) -> int | None:
     )
 
 
-def _slots(spec: Mapping[str, Any]) -> int:
+def _slots(spec: JobSpec | None) -> int:
     """Return the number of ranks in a worker pod; 1 if the spec of the job is unknown or invalid."""
-    try:
-        parsed = JobSpec.model_validate({"image": "unknown", **spec}, extra="ignore")
-    except ValidationError:
+    if spec is None:
         return 1
-    return max(len(parsed.rules.ranks_of(parsed, role, 0)) for role in parsed.rules.roles) or 1
+    return max(len(spec.rules.ranks_of(spec, role, 0)) for role in spec.rules.roles) or 1
 
 
 def _argument(spec: Mapping[str, Any], name: str) -> str | None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dtj.report.comparison import EXAMPLES_TOLERANCE, compare, find_baseline
-from dtj.report.entries import Entry, Price, check_fields, entry_of_run, groups_of
+from dtj.report.cost import Price, cost_notes
+from dtj.report.entries import Entry, check_fields, entry_of_run, groups_of
 from dtj.report.facts import FIELDS
 from dtj.report.run import Run
 from dtj.report.summary import Summary, summarise
@@ -81,10 +82,7 @@ def _notes(
     yield from _on_groups(entries)
     yield from _on_comparisons(entries, "total" if total_time else "training")
     if price:
-        yield (
-            f"Cost: time × workers × {price.currency}{price.amount:g} an hour, for one node per worker and no other "
-            "node. The time is the total time, or the training time where the total time is unknown."
-        )
+        yield from cost_notes(runs, price)
 
 
 def _on_runs(runs: Sequence[Summary]) -> Iterator[str]:

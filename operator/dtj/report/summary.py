@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from dtj.api.status import Phase
-from dtj.report.facts import Fact, arguments_of, facts_of
+from dtj.report.facts import Fact, Pods, arguments_of, facts_of, job_spec, pods_by_role
 from dtj.report.numbers import MAX_NUMBER
 from dtj.report.progress import Interval, Start, starts
 from dtj.report.run import Row, Run
@@ -41,6 +41,8 @@ class Summary:
 
     name: str
     facts: dict[str, Fact]
+    pods: Mapping[str, Pods] | None
+    """The pods of each role that has pods; None if they are unknown."""
     started: float | None
     """The start of the run in seconds since 1970; None if the start is unknown."""
     arguments: str | None
@@ -103,9 +105,12 @@ def summarise(run: Run) -> Summary:
         spent += max(total_steps - step, 0) / steps_per_second.mean
         estimated = True
     restarts = len(parts) - 1 if parts else 0
+    spec = job_spec(run)
+    facts = facts_of(run, spec)
     return Summary(
         name=run.name,
-        facts=facts_of(run),
+        facts=facts,
+        pods=pods_by_role(run, spec, facts),
         started=_started(run),
         arguments=arguments_of(run),
         ended=ended,
@@ -191,9 +196,8 @@ def _skipped(rows: Sequence[Row]) -> int:
 
 def _has_gpus(run: Run) -> bool:
     roles = ((run.job or {}).get("spec") or {}).get("replicaSpecs") or {}
-    return any((role or {}).get("gpus") for role in roles.values()) or any(
-        line.gpus for line in run.utilisation
-    )
+    with_pods = [role for role in roles.values() if role and role.get("replicas", 1)]
+    return any(role.get("gpus") for role in with_pods) or any(line.gpus for line in run.utilisation)
 
 
 def _started(run: Run) -> float | None:

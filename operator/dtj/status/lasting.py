@@ -48,7 +48,7 @@ def is_lasting(
 def _is_from_image_alone(job: AnyJob) -> bool:
     if not isinstance(job, Job):
         return False
-    roles = [*job.spec.replica_specs.given().values()]
+    roles = [*job.spec.replica_specs.with_pods().values()]
     programs = [own_program(role)[0] for role in roles]
     commands = [command or job.spec.command for command in programs] or [job.spec.command]
     return all(map(_is_python, commands)) and not any(map(_brings_files, roles))

@@ -15,7 +15,7 @@ from dtj.api.errors import DtjError, Unusable
 from dtj.api.masking import masked
 from dtj.cli.bucket_place import BucketPlace
 from dtj.cli.report_sources import run_of
-from dtj.report.entries import read_price
+from dtj.report.cost import read_price
 from dtj.report.pictures import pictures_of
 from dtj.report.report import Report, make_report
 from dtj.ui.metrics_of_jobs import MOST_BYTES

@@ -39,7 +39,7 @@ Baseline = Annotated[
 GroupBy = Annotated[
     tuple[str, ...], Query(max_length=_MOST_FIELDS, description="Fields, as for `dtj report`.")
 ]
-Price = Annotated[str, Query(max_length=32, description="Of a worker's node per hour, such as 0.90/h.")]
+Price = Annotated[str, Query(max_length=_LONGEST, description="Of pods per hour, as for `dtj report`.")]
 
 
 class ReportTable(Answer):

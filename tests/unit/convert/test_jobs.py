@@ -25,9 +25,11 @@ from dtj.api.job import Job, Manifest, read_job
 from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.api.validation import faults
 from dtj.cli import convert as command
+from dtj.cli import main
 from dtj.convert.job import convert, is_job
 from dtj.convert.mpirun import NoProgram, parse_launch
 from dtj.convert.notes import Conversion
+from dtj.convert.others import ways
 from dtj.plan.job import plan_job
 from dtj.plan.start import START
 from tests.unit.support.pods import kubelet_environment
@@ -369,6 +371,92 @@ def test_a_job_without_equivalent_ends_with_1_and_writes_nothing() -> None:
     assert "elastic: the number of workers is fixed" in errors
 
 
+@pytest.mark.parametrize(("page", "file"), [("pytorchjob", "torch-gloo"), ("tfjob", "tf-entrypoint")])
+def test_the_command_of_the_page_converts_a_job_whose_image_has_an_entrypoint(page: str, file: str) -> None:
+    text = (JOBS.parents[1] / f"docs/{page}.md").read_text()
+    ((name, option, words),) = re.findall(
+        r'^\$ dtj convert (\S+) (--command) "(.*?)" > job.yaml', text, re.MULTILINE
+    )
+    assert name == f"{page}.yaml"
+    code, out, errors = dtj(JOBS / f"{file}.yaml", option, words)
+    assert code == 0, errors
+    assert yaml.safe_load(out)["spec"]["command"] == words.split()
+
+
+def test_the_command_of_the_page_starts_the_ranks_of_a_launcher_with_an_entrypoint() -> None:
+    page = (JOBS.parents[1] / "docs/mpi-operator.md").read_text()
+    (words,) = re.findall(r'`dtj convert --command "(.*?)"`', page)
+    job = load(BOTH["mpi"])
+    launcher = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    launcher |= {"command": [], "args": ["--epochs=3"]}
+    job["spec"]["slotsPerWorker"] = 2
+    code, out, errors = dtj("-", "--command", words, text=yaml.safe_dump(job))
+    assert code == 0, errors
+    assert yaml.safe_load(out)["spec"]["command"] == ["python", "train.py", "--epochs=3"]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [("python 'train.py", "--command: No closing quotation"), (" ", "--command is empty")]
+)
+def test_a_command_that_no_shell_splits_is_unusable(option: str, said: str) -> None:
+    with pytest.raises(Unusable, match=re.escape(said)):
+        CliRunner().invoke(command.app, [str(ANY["torch"]), "--command", option], catch_exceptions=False)
+
+
+WRAPPED = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"}
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "spec", "said", "way"),
+    [
+        (
+            "jobset.x-k8s.io/v1alpha2",
+            "JobSet",
+            {},
+            "JobSet",
+            "convert the TrainJob that made it, or write a job",
+        ),
+        ("batch/v1", "Job", {"completionMode": "Indexed"}, "Job (Indexed)", "PET_NODE_RANK has the index"),
+        ("batch/v1", "Job", {}, "Job", "give one of MPIJob, TFJob, "),
+        ("ray.io/v1", "RayJob", {}, "RayJob", "write the function that Ray runs on each worker as a script"),
+        (
+            "workload.codeflare.dev/v1beta2",
+            "AppWrapper",
+            {},
+            "AppWrapper",
+            "convert what it wraps, from a file",
+        ),
+        (
+            "workload.codeflare.dev/v1beta2",
+            "AppWrapper",
+            {"components": [{"template": {"kind": "Service"}}, 1, {"template": WRAPPED}]},
+            "AppWrapper",
+            "a file of its own: the PyTorchJob in spec.components[2].template",
+        ),
+        ("apps/v1", "Deployment", "odd", "Deployment", "give one of MPIJob, TFJob, "),
+    ],
+)
+def test_another_kind_of_job_is_named_with_the_way_from_it(
+    version: str, kind: str, spec: Any, said: str, way: str
+) -> None:
+    text = yaml.safe_dump({"apiVersion": version, "kind": kind, "spec": spec})
+    with pytest.raises(Unusable) as refused:
+        CliRunner().invoke(command.app, ["-"], input=text, catch_exceptions=False)
+    assert refused.value.message == f"-: has no job of Kubeflow or torchx, only {version} {said}"
+    assert way in (refused.value.remedy or "")
+
+
+def test_the_way_to_a_new_job_makes_a_valid_one() -> None:
+    (way,) = ways([{"apiVersion": "batch/v1", "kind": "Job", "spec": {"completionMode": "Indexed"}}]).values()
+    line = re.search(r"dtj (new .* --workers N)", way or "")
+    assert line
+    given = {"NAME": "mnist", "IMAGE": "registry.test/torch:1", "COMMAND": "python train.py", "N": "4"}
+    words = [given.get(word, word) for word in line[1].split()]
+    result = CliRunner().invoke(main.app, [*words, "--yes", "--output", "-"], catch_exceptions=False)
+    job = read_job(yaml.safe_load(result.stdout))
+    assert (faults(job), job.spec.worker.replicas, job.spec.command) == ([], 4, ["python", "train.py"])
+
+
 def test_what_torchx_prints_is_read_without_its_report() -> None:
     job = (JOBS / "torchx-ddp.yaml").read_text()
     report = "\n=== APPLICATION ===\n{ 'metadata': {},\n  'name': 'digits'}\n\n=== SCHEDULER REQUEST ===\n"
@@ -394,7 +482,8 @@ def test_a_date_is_text_as_in_kubernetes() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "has no job of Kubeflow or torchx"),
+        ("", "-: has no job of Kubeflow or torchx"),
+        ("a: 1\n", "has no job of Kubeflow or torchx, only an object without kind"),
         ("- 1\n", "has something else than Kubernetes objects"),
         ("a: 1\nb: 2\na: 3\n", "-:3: a: given twice, on line 1 already"),
         ("a: b: c\n", "-:1: no YAML: "),

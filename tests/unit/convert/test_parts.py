@@ -23,7 +23,10 @@ from dtj.convert.job import convert
 from dtj.convert.mpirun import parse_launch
 from dtj.convert.notes import Conversion
 from dtj.convert.ranks import NeverStarts, Uneven, ranks_of_each_worker
+from dtj.convert.replicas import COMMAND_GIVEN
 from dtj.plan.job import plan_job
+from dtj.plan.pods import trainer_container
+from dtj.plan.start import START
 from tests.unit.support.conversions import read, refusals
 from tests.unit.support.mpirun_options import EVEN, NEVER, UNEVEN, WORKERS
 
@@ -190,6 +193,17 @@ def test_a_script_that_can_not_work_in_dtj_is_refused_with_what_to_change(script
 def test_an_image_without_a_command_is_refused() -> None:
     (why,) = refusals(launched_by())
     assert "dtj does not start the image's entrypoint" in why
+    assert "dtj convert --command" in why
+
+
+def test_a_launcher_without_a_command_has_that_of_the_user() -> None:
+    job = manifest("mpi-digits")
+    pod_of(job, "Launcher")["containers"][0] |= {"command": [], "args": ["--epochs", "3"]}
+    pod_of(job, "Worker")["containers"][0].pop("command", None)
+    made = convert(job, command=["mpirun", "-np", "2", "python", "train.py"])
+    assert read(made).spec.command == ["python", "train.py", "--epochs", "3"]
+    (note,) = [note for note in made.notes if note.now == COMMAND_GIVEN]
+    assert note.field == "spec.mpiReplicaSpecs.Launcher.template.spec.containers[0].command"
 
 
 def test_the_mpirun_of_mpich_is_refused() -> None:
@@ -318,6 +332,24 @@ def test_a_queue_or_a_gang_of_kubeflow_is_dtjs(change: Manifest, policy: Manifes
     assert made == policy
     if change.get("runPolicy"):
         assert "schedulingPolicy" in notes
+
+
+@pytest.mark.parametrize("scheduler", ["volcano", "scheduler-plugins-scheduler"])
+def test_a_tfjob_without_chief_keeps_the_scheduler_of_its_pods(scheduler: str) -> None:
+    job = manifest("tf-session")
+    roles = job["spec"]["tfReplicaSpecs"]
+    for role in roles.values():
+        role["template"]["spec"]["schedulerName"] = scheduler
+    gang = {"volcano": "Volcano"}.get(scheduler, "Coscheduling")
+    assert read(convert(job)).spec.run_policy.scheduling_policy.gang == gang
+
+
+def test_the_scheduler_of_a_role_without_replicas_makes_no_gang() -> None:
+    job = manifest("tf-session")
+    roles = job["spec"]["tfReplicaSpecs"]
+    roles["Chief"] = copy.deepcopy(roles["Worker"]) | {"replicas": 0}
+    roles["Chief"]["template"]["spec"]["schedulerName"] = "volcano"
+    assert read(convert(job)).spec.run_policy.scheduling_policy.gang == "None"
 
 
 def test_a_job_in_kueue_waits_by_its_pods_and_not_suspended() -> None:
@@ -460,6 +492,22 @@ def test_the_worker_that_decides_sets_the_retries_where_no_chief_does() -> None:
     for policy, limit in (("Never", 0), ("OnFailure", 3)):
         job["spec"]["tfReplicaSpecs"]["Worker"]["restartPolicy"] = policy
         assert read(convert(job)).spec.run_policy.backoff_limit == limit
+
+
+def test_roles_of_a_tfjob_without_a_command_have_that_of_the_user() -> None:
+    job = manifest("tf-entrypoint")
+    worker = job["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    args = worker["args"] = ["--steps", "9"]
+    alone = read(convert(job, command=["python", "train.py"]))
+    worker["command"] = own = ["python", "worker.py"]
+    beside = read(convert(job, command=["python", "train.py"]))
+    for made, of_worker in ((alone, ["python", "train.py"]), (beside, own)):
+        words = {
+            pod["metadata"]["labels"]["dtj.dev/role"]: trainer_container(pod)["command"][len(START) :]
+            for pod in plan_job(made).pods
+        }
+        assert words["worker"] == [*of_worker, *args]
+        assert words["ps"][:2] == words["chief"][:2] == ["python", "train.py"]
 
 
 def test_a_role_without_replicas_is_left_out() -> None:

@@ -52,6 +52,27 @@ def pytorch_job(*command: str, gpus: int = 0, master: Manifest | None = None, **
     return convert(job)
 
 
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [("torch-gloo", ["--backend", "gloo"]), ("torch-nccl", ["--backend", "nccl"]), ("trainjob", [])],
+)
+def test_a_container_without_a_command_has_that_of_the_user(name: str, args: list[str]) -> None:
+    objects = documents(name)
+    if name == "trainjob":
+        job_of(objects)["spec"]["trainer"]["image"] = "registry.test/torch:1"
+    (why,) = refusals(converted(objects))
+    assert why.endswith("(dtj convert --command 'python train.py')")
+    job = read(convert(job_of(objects), others=objects, command=["torchrun", "train.py"]))
+    assert (job.spec.command, job.spec.args) == (["torchrun", "train.py"], args)
+
+
+def test_a_command_that_no_container_needs_is_told() -> None:
+    (job,) = documents("torch-simple")
+    made = convert(job, command=["python", "other file.py"])
+    assert read(made).spec == read(convert(job)).spec
+    assert "--command: python 'other file.py': left out: the job has a command" in map(str, made.notes)
+
+
 # --- the options of torchrun ----------------------------------------------------------------------
 
 

@@ -103,6 +103,13 @@ def test_members_of_two_schedulers_are_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("own", [{}, template(schedulerName="default-scheduler")])
+def test_a_chief_without_pods_is_no_member(own: dict[str, Any]) -> None:
+    named = template(schedulerName="volcano")
+    roles = {"chief": {"replicas": 0, **own}, "worker": {"replicas": 2, **named}, "ps": named}
+    assert faults(job(strategy="ParameterServer", **policy("Volcano") | {"replicaSpecs": roles})) == []
+
+
 @pytest.mark.parametrize(
     ("gang", "kind", "key"),
     [

@@ -157,6 +157,14 @@ def test_it_starts_where_the_jobs_own_pods_start() -> None:
     assert "envFrom" not in pod["spec"]["containers"][0]
 
 
+def test_a_role_without_pods_says_nothing_of_where_pods_start() -> None:
+    spec = {"imagePullSecrets": [{"name": "old"}], "serviceAccountName": "old"}
+    roles = {"chief": {"replicas": 0, "template": {"spec": spec}}, "worker": {}, "ps": {}}
+    servers = job("ParameterServer", replicaSpecs=roles, artifacts={"uri": "s3://training/jobs"})
+    pod = record_pod(servers, failed(), [], TIME, "i")
+    assert not {"imagePullSecrets", "serviceAccountName"} & pod["spec"].keys()
+
+
 def test_each_job_with_faults_that_can_be_read_has_one_too() -> None:
     read = 0
     for path in sorted((Path(__file__).parents[2] / "bad_jobs").glob("*.yaml")):

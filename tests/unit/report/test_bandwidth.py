@@ -79,6 +79,8 @@ def test_ranks_on_gpus_are_not_judged_by_processors() -> None:
     one, two = (ranks(name, number, nodes=1, processors=2) for name, number in (("one", 1), ("two", 2)))
     job = {"spec": {"replicaSpecs": {"worker": {"replicas": 2, "gpus": 1}}}}
     assert notes_of(one, Run("two", two.rows, job=job)) == []
+    no_chief = {"spec": {"replicaSpecs": {"chief": {"replicas": 0, "gpus": 1}, "worker": {"replicas": 2}}}}
+    assert notes_of(one, Run("two", two.rows, job=no_chief)) == notes_of(one, two) != []
 
 
 def test_skipped_examples_are_summed_over_attempts() -> None:

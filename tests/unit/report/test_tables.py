@@ -3,6 +3,7 @@
 * groups, means and deviations
 * speedups over a baseline
 * groups that are unlike, scaled or single
+* the cost by role
 * CSV: numbers, formulas, carriage returns
 * the steps of each rank
 """
@@ -12,19 +13,27 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dtj.api.errors import NotFound, Unusable
+from dtj.api.spec import ROLES
+from dtj.api.status import ReplicaStatus
+from dtj.report.cost import read_price
 from dtj.report.data import as_csv, as_data
-from dtj.report.entries import Price, read_price, spread
+from dtj.report.entries import Entry, spread
 from dtj.report.report import make_report
 from dtj.report.run import Run, read_metrics
 from dtj.report.summary import Spread
 from dtj.report.tables import tables_of
-from tests.unit.support.training_runs import content, even_run, line
+from tests.unit.support.training_runs import content, even_run, job_of, line
 
 MINUTE = 60.0
+NO_CHIEF = {"chief": {"replicas": 0}}
+ALONE = job_of("TorchDistributed", worker={"replicas": 1})
+TWO_AND_PS = job_of("ParameterServer", **NO_CHIEF, worker={"replicas": 2}, ps={})
 
 
 def cells(table: int, report: object, *headings: str) -> list[list[str]]:
@@ -72,14 +81,14 @@ def test_the_tables_of_the_thesis() -> None:
 
     machines = [
         even_run("own-cpu", 0.44, steps=58_000, done=1001, ended=False, machine="own CPU"),
-        even_run("gpu", 22.0, machine="GTX 1080 Ti", accuracy=0.922, total_seconds=45 * MINUTE),
-        even_run("two", 13, machine="GPU ps", workers=2, ps=1, accuracy=0.9087, total_seconds=40 * MINUTE),
-        even_run("too", 13, machine="GPU ps", workers=2, ps=1, accuracy=0.9107, total_seconds=42 * MINUTE),
+        even_run("gpu", 22.0, machine="GTX 1080 Ti", accuracy=0.922, total_seconds=45 * MINUTE, job=ALONE),
+        even_run("two", 13, machine="GPU ps", accuracy=0.9087, total_seconds=40 * MINUTE, job=TWO_AND_PS),
+        even_run("too", 13, machine="GPU ps", accuracy=0.9107, total_seconds=42 * MINUTE, job=TWO_AND_PS),
     ]
-    report = make_report(machines, group_by=["machine"], price=Price(0.9, "$"))
+    report = make_report(machines, group_by=["machine"], price=read_price("$0.90/h"))
     columns = ("group", "global step/s", "total time (min)", "accuracy %", "cost ($)")
     assert cells(1, report, *columns) == [
-        ["GPU ps", "13.00 ± 0.00", "41.0 ± 1.4", "90.97 ± 0.14", "1.23 ± 0.04"],
+        ["GPU ps", "13.00 ± 0.00", "41.0 ± 1.4", "90.97 ± 0.14", "1.84 ± 0.06"],
         ["GTX 1080 Ti", "22.00", "45.0", "92.20", "0.68"],
         ["own CPU", "0.44", "–", "–", "–"],
     ]
@@ -152,17 +161,143 @@ def test_what_is_not_there_is_said() -> None:
         make_report(runs, group_by=["colour"])
     with pytest.raises(NotFound, match="no run or group is called b"):
         make_report(runs, baseline="b")
-    with pytest.raises(Unusable, match="'much' is no price"):
-        read_price("much")
-    assert [read_price(text) for text in ("0.90/h", "$0.9", "2 / h")] == [
-        Price(0.9),
-        Price(0.9, "$"),
-        Price(2),
+
+
+def dollars(entry: Entry) -> float | None:
+    return None if entry.cost is None else entry.cost.mean
+
+
+@pytest.mark.parametrize(
+    ("minutes", "workers", "gpus_of_ps", "price", "wanted"),
+    [
+        (92, 2, 0, "worker=$0.90,ps=$0.023", 2.73),
+        (41, 2, 1, "worker=$0.90,ps=$0.90", 1.84),
+        (43, 3, 0, "worker=$0.90,ps=$0.023", 1.93),
+    ],
+    ids=["t2.small ps + 2 GPU workers", "GPU ps + 2 GPU workers", "t2.small ps + 3 GPU workers"],
+)
+def test_the_costs_of_the_thesis(
+    minutes: int, workers: int, gpus_of_ps: int, price: str, wanted: float
+) -> None:
+    """The thesis rounds the minutes (~92), so its costs and these differ by up to 2.5 %."""
+    worker, ps = {"replicas": workers, "gpus": 1}, {"gpus": gpus_of_ps}
+    job = job_of("ParameterServer", **NO_CHIEF, worker=worker, ps=ps)
+    (entry,) = make_report(
+        [even_run("a", 10, total_seconds=minutes * MINUTE, job=job)], price=read_price(price)
+    ).runs
+    assert dollars(entry) == pytest.approx(wanted, rel=0.025)
+
+
+HOUR = 3600.0
+SERVERS = {"worker": {"replicas": 2, "gpus": 8}, "ps": {"gpus": 0}}
+
+
+@pytest.mark.parametrize(
+    ("job", "price", "wanted"),
+    [
+        (job_of("ParameterServer", **SERVERS), "3", 4 * 3.0),  # The chief without an entry has a pod.
+        (job_of("ParameterServer", **SERVERS), "chief=1,worker=3,ps=0.5", 1 + 2 * 3 + 0.5),
+        (job_of("ParameterServer", **SERVERS), "worker=3,ps=0.5", "chief"),
+        (job_of("ParameterServer", **SERVERS, **NO_CHIEF), "worker=3,ps=0.5", 2 * 3 + 0.5),
+        (job_of("ParameterServer", **SERVERS, **NO_CHIEF), "worker=3", "ps"),
+        (job_of("ParameterServer", **SERVERS, **NO_CHIEF, evaluator={}), "worker=3,ps=0.5", "evaluator"),
+        (job_of("Horovod", worker={"replicas": 2}), "1", 3.0),
+        (job_of("Horovod", worker={"replicas": 2}), "worker=1", "launcher"),
+        (job_of("Horovod", worker={"replicas": 2}), "worker=1,launcher=0", 2.0),
+        (job_of("TorchDistributed", worker={"replicas": 2}), "worker=1", 2.0),
+    ],
+)
+def test_a_role_with_pods_and_no_price_makes_the_cost_unknown(
+    job: dict[str, Any], price: str, wanted: float | str
+) -> None:
+    ranks = job["spec"]["replicaSpecs"]["worker"]["replicas"]
+    run = even_run("a", 10, total_seconds=HOUR, job=job, workers=ranks)
+    report = make_report([run], price=read_price(price))
+    (entry,) = report.runs
+    if isinstance(wanted, str):
+        assert dollars(entry) is None
+        (note,) = [each for each in report.notes if each.startswith("The cost of a is unknown")]
+        assert f"{wanted} has pods and no price. Add {wanted}=PRICE" in note
+    else:
+        assert dollars(entry) == pytest.approx(wanted)
+        assert not any(note.startswith("The cost of") for note in report.notes)
+
+
+def test_pods_of_a_scaled_job_count_as_the_status_has_them() -> None:
+    servers = job_of("ParameterServer", **SERVERS)
+    run = even_run("a", 10, total_seconds=HOUR, job=servers)
+    counts = {role: ReplicaStatus(desired=count) for role, count in (("chief", 0), ("worker", 5), ("ps", 2))}
+    assert run.status is not None
+    scaled = replace(run, status=run.status.model_copy(update={"replica_statuses": counts}))
+    (entry,) = make_report([scaled], price=read_price("worker=1,ps=1")).runs
+    assert dollars(entry) == pytest.approx(7)
+    ranks = even_run("b", 10, total_seconds=HOUR, job=job_of("TorchDistributed", worker={}), workers=3)
+    (entry,) = make_report([ranks], price=read_price("1")).runs
+    assert dollars(entry) == pytest.approx(3), "the ranks of the last row, without counts in the status"
+
+
+def test_one_unknown_cost_makes_the_cost_of_its_group_unknown() -> None:
+    known = even_run("a", 10, total_seconds=HOUR, job=ALONE, machine="m")
+    price = read_price("worker=1")
+    for other, reason in (
+        (TWO_AND_PS, "ps has pods and no price"),
+        (None, "neither job.yaml nor a recorded status shows the pods"),
+    ):
+        unknown = even_run("b", 10, total_seconds=HOUR, job=other, machine="m")
+        report = make_report([known, unknown], group_by=["machine"], price=price)
+        assert dollars(report.runs[0]) == pytest.approx(1)
+        assert dollars(report.groups[0]) is None
+        assert any(note.startswith("The cost of b is unknown") and reason in note for note in report.notes)
+    going_on = even_run("c", 10, ended=False, job=ALONE, machine="m")
+    report = make_report([known, going_on], group_by=["machine"], price=price)
+    assert dollars(report.groups[0]) == pytest.approx(1), "the cost of the runs that have ended"
+
+
+def test_one_price_for_pods_of_several_kinds_is_said() -> None:
+    runs = [
+        even_run(name, 10, job=job_of("ParameterServer", **NO_CHIEF, worker={}, ps={"gpus": gpus}))
+        for name, gpus in (("cpu-ps", 0), ("gpu-ps", 8))
     ]
+    said = "The pods of ps have 0 or 8 GPUs, depending on the run, and one price"
+    for chosen, told in ((runs, True), (runs[:1], False)):
+        notes = make_report(chosen, price=read_price("worker=1,ps=0.1")).notes
+        assert any(note.startswith(said) for note in notes) == told
+
+
+def test_a_price_is_that_of_every_pod_or_of_roles() -> None:
+    for text, amount, currency in (("0.90/h", 0.9, ""), ("$0.9", 0.9, "$"), (" 2 / h", 2.0, "")):
+        price = read_price(text)
+        assert (price.by_role, price.currency) == (dict.fromkeys(ROLES, amount), currency)
+    price = read_price("worker=$0.90/h, ps=0.023")
+    assert (price.by_role, price.currency) == ({"worker": 0.9, "ps": 0.023}, "$")
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "remedy"),
+    [
+        ("much", "'much' is no price", "such as worker=0.90,ps=0.023"),
+        ("-1", "'-1' is no price", "such as 0.90/h"),
+        ("worker=", "'worker=' is no price", "such as worker=0.90,ps=0.023"),
+        ("worker=1,", "'' is no price", "such as worker=0.90,ps=0.023"),
+        ("workers=1", "'workers=1' names no role", "the roles are launcher, worker, "),
+        ("=1", "'=1' names no role", "the roles are launcher, worker, "),
+        ("ps=1,ps=2", "'ps=1,ps=2' has two prices for ps", "such as worker=0.90,ps=0.023"),
+        ("0,90", "'0,90' has two prices for every pod", "such as 0.90/h"),
+        ("1,ps=2", "'1,ps=2' has a price for every pod and a price for a role", "such as 0.90/h"),
+        ("worker=$1,ps=€1", "'worker=$1,ps=€1' has the currencies $ and €", "give one currency"),
+    ],
+)
+def test_what_is_no_price_is_said(text: str, said: str, remedy: str) -> None:
+    with pytest.raises(Unusable) as refused:
+        read_price(text)
+    assert refused.value.message == said
+    assert remedy in (refused.value.remedy or "")
 
 
 def test_the_data_has_every_figure_and_csv_the_same() -> None:
-    report = make_report([even_run("a", 10), even_run("b", 20, accuracy=0.9)], baseline="a", price=Price(1))
+    report = make_report(
+        [even_run("a", 10), even_run("b", 20, accuracy=0.9)], baseline="a", price=read_price("1")
+    )
     data = json.loads(json.dumps(as_data(report)))
     assert [run["run"] for run in data["runs"]] == ["a", "b"]
     assert data["runs"][1]["globalStepsPerSecond"]["mean"] == pytest.approx(20)

@@ -74,6 +74,17 @@ def test_where_modules_may_come_from_elsewhere_the_next_attempt_decides(spec: Ma
     assert (status["phase"], condition(status, "Failed")["reason"]) == ("Failed", "ModuleNotFound")
 
 
+@pytest.mark.parametrize(("chiefs", "lasting"), [(0, True), (1, False)])
+def test_a_chief_without_pods_brings_no_modules(chiefs: int, lasting: bool) -> None:
+    volumes = {
+        "template": {"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "m"}}]}}
+    }
+    roles = {"chief": {"replicas": chiefs, **volumes}, "worker": {"replicas": 2}, "ps": {}}
+    failure = Failure(failure_class="ModuleNotFound", message="No module named 'torhc'")
+    servers = job(**PYTHON, strategy="ParameterServer", replicaSpecs=roles)
+    assert is_lasting(servers, failure, None, None) == lasting
+
+
 @pytest.mark.parametrize("command", [{"python": 1}, "python", [["python"]], [7]])
 def test_a_job_that_was_edited_into_nonsense_is_no_fault_of_the_operator(command: Any) -> None:
     template = {"spec": {"containers": [{"name": "trainer", "command": command}], "volumes": command}}

@@ -18,6 +18,11 @@ def line(kind: str, at: float, step: int, **values: Any) -> dict[str, Any]:
     return {"kind": kind, "time": time, "attempt": 1, "worldSize": 1, "step": step} | values
 
 
+def job_of(strategy: str, **roles: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest of a job with these `replicaSpecs`."""
+    return {"spec": {"strategy": strategy, "replicaSpecs": roles}}
+
+
 def content(lines: list[dict[str, Any]]) -> bytes:
     return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
 
@@ -34,11 +39,12 @@ def even_run(
     done: int | None = None,
     step_times: Any = None,
     of_train: dict[str, Any] | None = None,
+    job: dict[str, Any] | None = None,
     **facts: Any,
 ) -> Run:
     """Return a run whose first step ends after 10 s, followed by ten intervals at `steps_per_second`.
 
-    of_train: more fields of each of its 11 rows of training.
+    of_train: more fields of each of its 11 rows of training. job: the manifest of the job.
     """
     always = {"worldSize": facts.get("workers", 1)}
     start = {"model": "cnn", "batchSize": BATCH, "data": "s3://data/it", "trainingExamples": 50000} | facts
@@ -58,4 +64,4 @@ def even_run(
     if total_seconds is not None:
         times = [datetime.fromtimestamp(BEGAN + at, UTC).isoformat() for at in (-20, total_seconds - 20)]
         status = JobStatus(start_time=times[0], completion_time=times[1], attempt=1)
-    return Run(name, read_metrics(content(lines)).rows, status=status)
+    return Run(name, read_metrics(content(lines)).rows, job=job, status=status)
