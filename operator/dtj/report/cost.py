@@ -12,6 +12,9 @@ from dtj.api.spec import ROLES
 from dtj.report.summary import Summary
 
 _PRICE = re.compile(r"(?P<currency>[^\d\s.,=-]*)\s*(?P<amount>\d+(\.\d+)?)\s*(/\s*h)?")
+_LAUNCHER = "launcher"
+"""Has no rank and requests a tenth of a processor by default, so that it shares a node."""
+_OF_NODES = [role for role in ROLES if role != _LAUNCHER]
 _FORMS = "give one price per hour for every pod, such as 0.90/h, or one for each role, such as worker=0.90,ps=0.023"
 
 
@@ -24,13 +27,13 @@ class Price:
 
     def __str__(self) -> str:
         """Return the prices for a note."""
-        if {*self.by_role} == {*ROLES} and len({*self.by_role.values()}) == 1:
-            return f"{self.currency}{self.by_role[ROLES[0]]:g} for each pod of every role"
+        if {*self.by_role} == {*ROLES} and len({*map(self.by_role.get, _OF_NODES)}) == 1:
+            return f"{self.currency}{self.by_role[_OF_NODES[0]]:g} for each pod but a launcher"
         return ", ".join(f"{role} {self.currency}{amount:g}" for role, amount in self.by_role.items())
 
 
 def read_price(text: str) -> Price:
-    """Return the price in `0.90`, `0.90/h` or `$0.90/h`, that of each pod, or in `worker=0.90,ps=0.023`.
+    """Return the price in `0.90`, `0.90/h` or `$0.90/h` for each pod but a launcher, or in `worker=0.90,ps=0.023`.
 
     Raises Unusable for any other text.
     """
@@ -51,7 +54,9 @@ def read_price(text: str) -> Price:
         raise Unusable(f"{text!r} has a price for every pod and a price for a role", _FORMS)
     if len(currencies) > 1:
         raise Unusable(f"{text!r} has the currencies {enumerated(currencies, 'and')}", "give one currency")
-    return Price(dict.fromkeys(ROLES, amounts[""]) if "" in amounts else amounts, "".join(currencies))
+    if "" in amounts:
+        amounts = {_LAUNCHER: 0.0, **dict.fromkeys(_OF_NODES, amounts[""])}
+    return Price(amounts, "".join(currencies))
 
 
 def cost(run: Summary, price: Price) -> float | None:

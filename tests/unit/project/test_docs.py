@@ -48,7 +48,11 @@ def yaml_blocks() -> list[tuple[str, Any]]:
         (f"{page.name}:{number}", yaml.safe_load(block))
         for page in PAGES
         for number, (other, block) in enumerate(
-            re.findall(r"(<!-- (?:values|rights).*?-->\n *)?```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+            re.findall(
+                r"(<!-- (?:values|rights|kustomization).*?-->\n *)?```yaml\n(.*?)```",
+                page.read_text(),
+                re.DOTALL,
+            )
         )
         if not other
     ]

@@ -201,7 +201,7 @@ SERVERS = {"worker": {"replicas": 2, "gpus": 8}, "ps": {"gpus": 0}}
         (job_of("ParameterServer", **SERVERS, **NO_CHIEF), "worker=3,ps=0.5", 2 * 3 + 0.5),
         (job_of("ParameterServer", **SERVERS, **NO_CHIEF), "worker=3", "ps"),
         (job_of("ParameterServer", **SERVERS, **NO_CHIEF, evaluator={}), "worker=3,ps=0.5", "evaluator"),
-        (job_of("Horovod", worker={"replicas": 2}), "1", 3.0),
+        (job_of("Horovod", worker={"replicas": 2}), "1", 2.0),
         (job_of("Horovod", worker={"replicas": 2}), "worker=1", "launcher"),
         (job_of("Horovod", worker={"replicas": 2}), "worker=1,launcher=0", 2.0),
         (job_of("TorchDistributed", worker={"replicas": 2}), "worker=1", 2.0),
@@ -267,7 +267,7 @@ def test_one_price_for_pods_of_several_kinds_is_said() -> None:
 def test_a_price_is_that_of_every_pod_or_of_roles() -> None:
     for text, amount, currency in (("0.90/h", 0.9, ""), ("$0.9", 0.9, "$"), (" 2 / h", 2.0, "")):
         price = read_price(text)
-        assert (price.by_role, price.currency) == (dict.fromkeys(ROLES, amount), currency)
+        assert (price.by_role, price.currency) == (dict.fromkeys(ROLES, amount) | {"launcher": 0}, currency)
     price = read_price("worker=$0.90/h, ps=0.023")
     assert (price.by_role, price.currency) == ({"worker": 0.9, "ps": 0.023}, "$")
 
