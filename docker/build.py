@@ -192,6 +192,7 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
             tags={
                 f"dtj-horovod-base:{version()}": "horovod",
                 f"dtj-trainer-horovod:{version()}": "trainer",
+                f"dtj-trainer-horovod:{version()}-compile": "compile",
             },
             requirements={
                 "horovod": _pinned(*RUNTIME_NEEDS, "torch", "setuptools", "wheel"),

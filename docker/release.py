@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Set the version of the project in every tracked file that states it: `make release VERSION=0.2.0`.
 
-A version is the project's own after the name `dtj` or the name of an image (`dtj-operator:0.1.0`), in the label
-`app.kubernetes.io/version`, in pyproject.toml and in the chart. CHANGELOG.md keeps earlier versions. constraints.txt
-has the versions of other packages. The command prints other places that read like the old version: a person decides.
+A version is the project's own after the name `dtj` or the name of an image (`dtj-operator:0.1.0`), as a `tag` of the
+chart's values, in the label `app.kubernetes.io/version`, in pyproject.toml and in the chart. CHANGELOG.md keeps earlier
+versions. constraints.txt has the versions of other packages. The command prints other places that read like the old
+version: a person decides.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ UNTOUCHED = {"CHANGELOG.md", "constraints.txt"}
 VERSION = re.compile(r"\d+\.\d+\.\d+")
 # Between the name and the version: `:`, `-`, `@`, a space, `", "`, `, tag: v`.
 OWN_NAME = r"\bdtj(?:ob|(?:-[a-z]+)*)[^\w\n]{1,4}(?:tag: )?v?"
+TAG = r"\btag(?:=|: )v?"
 LABEL = r"app\.kubernetes\.io/version: \"?"
 PROJECT_KEY = r"^version = \""
 CHART_KEY = r"^(?:v|appV)ersion: "
@@ -27,7 +29,7 @@ CHART_KEY = r"^(?:v|appV)ersion: "
 
 def own(version: str) -> re.Pattern[str]:
     """Match the places that state `version` as the project's own; group 1 is the text before the version."""
-    places = "|".join((OWN_NAME, LABEL, PROJECT_KEY, CHART_KEY))
+    places = "|".join((OWN_NAME, TAG, LABEL, PROJECT_KEY, CHART_KEY))
     return re.compile(rf"({places}){_number(version)}", re.MULTILINE)
 
 

@@ -178,7 +178,8 @@ def main() -> None:
     unknown = set[str]()
     for archive in map(Path, arguments.archives.read_text().split()):
         for tag in tags(archive):
-            file = arguments.folder / f"{tag.rpartition(':')[0].rpartition('/')[2]}.cdx.json"
+            name, _, version = tag.rpartition("/")[2].rpartition(":")
+            file = arguments.folder / f"{'-'.join([name, *version.split('-')[1:]])}.cdx.json"
             text = bill(archive, tag)
             file.write_text(text)
             print(file)

@@ -6,6 +6,7 @@
 #
 #   horovod   the base of a user's own image, without dtj_trainer
 #   trainer   the default: entry point dtj-launch, and the built-in programs
+#   compile   the trainer with a C++ compiler, for torch.compile on CPUs
 #
 # For NVIDIA GPUs: docs/gpu-images.md.
 
@@ -16,6 +17,9 @@ ARG BUILD_IMAGE=${BASE_IMAGE}
 ARG PACKAGES_FROM=wheelhouse
 # wheelhouse: Horovod's wheel is in the context. source: Horovod is compiled here.
 ARG HOROVOD_FROM=wheelhouse
+ARG HOROVOD_GPU_OPERATIONS=
+# gcc: all targets have a C++ compiler, as those for GPUs, where Triton compiles. Empty: `compile` alone has one.
+ARG COMPILER=${HOROVOD_GPU_OPERATIONS:+gcc}
 
 
 FROM ${BASE_IMAGE} AS system
@@ -46,6 +50,18 @@ ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_VISIBLE_DEVICES=void \
     PYTHONUNBUFFERED=1
+# What torch.compile and Triton compile: on the pod's volume, because the root may be read-only.
+ENV TORCHINDUCTOR_CACHE_DIR=/dtj/cache/torchinductor \
+    TRITON_CACHE_DIR=/dtj/cache/triton
+
+
+FROM system AS system-none
+
+FROM system AS system-gcc
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3-dev \
+    && rm -rf /var/lib/apt/lists/*
 
 
 FROM ${BUILD_IMAGE} AS python
@@ -116,10 +132,10 @@ RUN --mount=type=bind,source=horovod,target=/horovod \
 FROM horovod-${HOROVOD_FROM} AS horovod-wheel
 
 FROM torch AS venv
-# Remove PyTorch's headers, static libraries and test programs, because nothing is compiled in the image.
+# Remove PyTorch's static libraries and test programs. torch.compile needs its headers.
 RUN --mount=type=bind,from=horovod-wheel,source=/wheels,target=/wheels \
     /opt/venv/bin/pip install --no-cache-dir --no-deps --no-index /wheels/horovod-*.whl \
-    && rm -rf /opt/venv/lib/python3*/site-packages/torch/include /opt/venv/lib/python3*/site-packages/torch/test \
+    && rm -rf /opt/venv/lib/python3*/site-packages/torch/test \
     && find /opt/venv/lib/python3*/site-packages/torch -name '*.a' -delete \
     && find /opt/venv/lib/python3*/site-packages/torch/bin -type f -name 'test_*' -delete
 
@@ -133,7 +149,8 @@ RUN --mount=type=bind,source=dtj,target=/source \
         --wheel-dir /dist /tmp/dtj
 
 
-FROM system AS horovod
+# hadolint ignore=DL3006
+FROM system-${COMPILER:-none} AS horovod
 COPY --from=venv /opt/venv /opt/venv
 # Verify that PyTorch and Horovod load here, and that both or neither use GPUs.
 RUN --mount=type=bind,source=requirements,target=/requirements \
@@ -172,3 +189,12 @@ USER 1000:1000
 # tini reaps orphans of ranks. Without -g, tini forwards a signal to dtj-launch alone, which decides when other
 # processes get a signal.
 ENTRYPOINT ["/usr/bin/tini", "--", "dtj-launch"]
+
+
+FROM trainer AS compile
+USER 0:0
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3-dev \
+    && rm -rf /var/lib/apt/lists/*
+USER 1000:1000

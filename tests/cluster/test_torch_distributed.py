@@ -36,6 +36,7 @@ from tests.patience import PATIENCE
 pytestmark = pytest.mark.cluster
 BARE = "dtj-horovod-base:0.1.0"
 """An image without dtj_trainer."""
+WITH_COMPILER = "dtj-trainer-horovod:0.1.0-compile"
 SCRIPT = """
 import argparse, os, pathlib, socket, sys
 import torch
@@ -85,7 +86,10 @@ def script_job(name: str, workers: int, **spec: object) -> Manifest:
 @pytest.fixture(scope="module")
 def scripts(shared_namespace: Namespace) -> dict[str, Job]:
     """Jobs of SCRIPT, by name. They run at once."""
-    shared_namespace.kubectl("create", "configmap", "script", f"--from-literal=train.py={SCRIPT}")
+    compiled = FORMS_FOLDER / "compiled.py"
+    shared_namespace.kubectl(
+        "create", "configmap", "script", f"--from-literal=train.py={SCRIPT}", f"--from-file={compiled}"
+    )
     astray = {
         # The text of the shell does not show the flag.
         "command": ["bash", "-c", "torchrun $HOW /app/train.py; sleep 600"],
@@ -98,7 +102,10 @@ def scripts(shared_namespace: Namespace) -> dict[str, Job]:
         script_job("astray", 2, runPolicy=NO_RETRY, **astray),
         script_job("bare", 2, image=BARE),
         script_job("bare-pair", 1, image=BARE, torch={"procsPerWorker": 2}, runPolicy=NO_RETRY),
+        script_job("compiled", 1, image=WITH_COMPILER, command=["python", f"/app/{compiled.name}"]),
     ]
+    (container,) = manifests[-1]["spec"]["replicaSpecs"]["worker"]["template"]["spec"]["containers"]
+    container["securityContext"] = {"readOnlyRootFilesystem": True}
     for manifest in manifests:
         if manifest["spec"]["image"] == BARE:
             del manifest["spec"]["artifacts"]
@@ -155,6 +162,16 @@ def test_several_ranks_in_a_pod_of_such_an_image_are_refused(scripts: dict[str, 
     assert status["failure"]["exitCode"] == 78
     lines = "\n".join(status["failure"]["lastLogLines"])
     assert "the image has no dtj-launch, which starts the 2 ranks of this pod" in lines
+
+
+def test_a_network_is_compiled_and_drawn_under_a_read_only_root(scripts: dict[str, Job]) -> None:
+    job = scripts["compiled"]
+    job.wait(180)
+    log = job.artifacts().read("logs/attempt-1/rank-0.log").decode()
+    assert "uid 1000, read-only root True, compiled True, equal True\n" in log
+    kept = job.artifacts().sizes()
+    assert any("events.out.tfevents" in key for key in kept)
+    assert not any(key.startswith("cache/") for key in kept)
 
 
 FORMS: dict[str, Manifest] = {

@@ -496,7 +496,7 @@ def test_a_pytorch_with_cuda_is_built_with_nccl_for_its_own_cuda_or_not_at_all(
     ],
 )
 def test_an_image_of_pytorch_for_gpus_is_built(tmp_path: Path, base: str, args: list[str]) -> None:
-    assert "built horovod trainer torch" in said_of(tmp_path, TORCH, args, base)
+    assert "built horovod trainer compile torch" in said_of(tmp_path, TORCH, args, base)
 
 
 def test_tensorflow_for_gpus_comes_without_horovod_which_can_not_be_built_for_it(tmp_path: Path) -> None:

@@ -42,6 +42,10 @@ PAGES = [
 ]
 
 
+OTHERS = r"<!-- (?:values|rights|kustomization).*?-->\n *"
+"""What stands above a block that is not of a job."""
+
+
 def yaml_blocks() -> list[tuple[str, Any]]:
     """Jobs and parts of them; values, rights and objects of other kinds are tested with the chart."""
     blocks = [
@@ -49,7 +53,7 @@ def yaml_blocks() -> list[tuple[str, Any]]:
         for page in PAGES
         for number, (other, block) in enumerate(
             re.findall(
-                r"(<!-- (?:values|rights|kustomization).*?-->\n *)?```yaml\n(.*?)```",
+                rf"({OTHERS})?```yaml\n(.*?)```",
                 page.read_text(),
                 re.DOTALL,
             )
