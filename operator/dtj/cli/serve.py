@@ -64,7 +64,8 @@ def serve(
         typer.Option(
             "--namespace",
             "-n",
-            help="Namespace of the jobs, and of the objects of --manifest; by default that of the context.",
+            help="Namespace of the jobs, by default that of the context; with --manifest that of the objects.",
+            metavar="NAME",
         ),
     ] = None,
     context: ContextOption = None,
@@ -115,8 +116,8 @@ def serve(
     dtj serve vgg=s3://training/jobs/ml/vgg-1a2b3c4d --manifest --secret s3 | kubectl apply --filename -
     ```
 
-    The models are those that a training of the built-in programs or `dtj export` wrote. The command runs until
-    Ctrl-C. Needs `pip install 'dtj[serving]'`, except with --manifest.
+    The models are those that `dtj export` wrote. The command runs until Ctrl-C. Needs `pip install 'dtj[serving]'`,
+    except with --manifest.
     """
     of_the_manifest: dict[str, Any] = {
         "name": name,
@@ -130,7 +131,10 @@ def serve(
     asked = {key: value for key, value in of_the_manifest.items() if value is not None}
     if manifest:
         if local:
-            raise Unusable("--local is not for --manifest: a pod can't reach the store of this machine")
+            raise Unusable(
+                "--local is not for --manifest: a pod can't reach the store of this machine",
+                "leave out one of them",
+            )
         of_both = {"namespace": namespace, "endpoint": endpoint}
         asked |= {key: value for key, value in of_both.items() if value is not None}
         echo(_manifests(models, given, asked, kserve=kserve).rstrip())
@@ -139,7 +143,7 @@ def serve(
         first = "kserve" if kserve else next(iter(asked)).replace("_", "-")
         raise Unusable(f"--{first} is for --manifest", "add --manifest")
     need("dtj serve", _NEEDED, "serving")
-    named, stores = [], []
+    named, stores = list[str](), list[Mapping[str, str]]()
     for word in models:
         if "=" in word:
             uri = word.partition("=")[2]

@@ -29,7 +29,10 @@ ERRORS: Mapping[str, tuple[type[DtjError], str | None]] = {
     "NotExportable": (Unusable, "`dtj export --help` says which models it converts, and has the options"),
     "StoreUnavailable": (Unreachable, STORE_REMEDY),
     "Misconfigured": (Unusable, "`dtj serve --help` has the options"),
-    "DataNotFound": (NotFound, "give the folder or s3:// prefix of a data set that dtj reads"),
+    "DataNotFound": (
+        NotFound,
+        "give the folder or s3:// prefix of a data set that dtj reads, and as DST one that can be written",
+    ),
     "DataCorrupt": (
         DtjError,
         "`dtj data check` names all that is damaged, and `dtj data stage --skip-corrupt` leaves it out",
@@ -88,10 +91,10 @@ def become(words: list[str]) -> NoReturn:
 
 def _environment(stores: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Return the environment of a program that reaches these stores."""
-    first, *others = list(stores) or [None]
-    if first is None:
+    reached = list(stores)
+    if not reached:
         return dict(os.environ)
-    if any(other != first for other in others):
+    if any(store != reached[0] for store in reached):
         raise Unusable(
             "the addresses are in stores with other endpoints or credentials, and one program reaches only one store",
             "give them to separate commands",
@@ -101,7 +104,7 @@ def _environment(stores: Iterable[Mapping[str, str]]) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("AWS_") and name not in S3_SETTINGS
     }
-    return rest | dict(first)
+    return {**rest, **reached[0]}
 
 
 def _exit_code(words: list[str], environment: Mapping[str, str]) -> int:
