@@ -2,9 +2,9 @@
 """Set the version of the project in every tracked file that states it: `make release VERSION=0.2.0`.
 
 A version is the project's own after the name `dtj` or the name of an image (`dtj-operator:0.1.0`), as a `tag` of the
-chart's values, in the label `app.kubernetes.io/version`, in pyproject.toml and in the chart. CHANGELOG.md keeps earlier
-versions. constraints.txt has the versions of other packages. The command prints other places that read like the old
-version: a person decides.
+chart's values, in the label `app.kubernetes.io/version`, in pyproject.toml and in the chart. CHANGELOG.md keeps
+earlier versions. constraints.txt has the versions of other packages. The command prints other places that read like
+the old version: a person decides.
 """
 
 from __future__ import annotations

@@ -15,9 +15,12 @@ import pytest
 import yaml
 from tests import warm
 from tests.trainer.conftest import REPOSITORY, until
+from tests.unit.support.jobs import manifest
 
 from dtj.api.status import JobStatus
-from dtj.local.runs import Runs
+from dtj.local.object_store import open_store
+from dtj.local.runs import ANNOTATION_S3, Runs
+from dtj_trainer.artifacts.store import open_store as open_prefix
 
 
 class DtjRun:
@@ -122,6 +125,23 @@ def write_job(folder: Path, name: str, command: Sequence[str], **spec: Any) -> P
     file = folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(job))
     return file
+
+
+def write_run(home: Path, name: str, model: Path) -> str:
+    """A run of the past whose model is in the embedded store. The address that `dtj run` printed."""
+    run = Runs(home).run(name, "default")
+    run.folder.mkdir(parents=True)
+    job = manifest(name, artifacts={"uri": "s3://training/jobs"})
+    job["metadata"] |= {"namespace": "default", "annotations": {ANNOTATION_S3: "embedded"}}
+    run.write(job)
+    uri = run.job.artifacts_uri
+    assert uri
+    with open_store(home, ["training"]) as store:
+        prefix = open_prefix(uri, store.environment)
+        prefix.put_bytes("job.yaml", yaml.safe_dump(job).encode())
+        for file in model.iterdir():
+            prefix.put_file(f"model/{file.name}", file)
+    return uri
 
 
 def kept(run: DtjRun, name: str) -> str:

@@ -24,10 +24,13 @@ import torch
 from tests import warm
 from tests.patience import PATIENCE
 from tests.trainer import served_models
+from tests.trainer.local_runs import write_run
 from tests.trainer.served_models import file_of, served
 from tests.trainer.serving_processes import dtj, serving
+from tests.trainer.test_embedded_store import server, wait_for_end
 from torch.nn import functional
 
+from dtj.local.object_store import open_store
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.data.formats.images import Form, pixels_of
 from dtj_trainer.serving import export, serve_options
@@ -173,6 +176,24 @@ def test_the_commands_of_the_page_run(exported: Path) -> None:
             assert all(
                 name.isdecimal() != ("labels=true" in command) for name in (*found, *json.loads(shown))
             )
+
+
+def test_the_model_of_a_run_is_exported_where_it_is_and_served(job: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    as_trained = tmp_path / "as-trained"
+    as_trained.mkdir()
+    for name in ("model.pt2", "model.json"):
+        shutil.copy(job / "model" / name, as_trained)
+    address = write_run(home, "shirts", as_trained)
+    # No AWS variable says where the store is, and the second command takes the address as it was printed.
+    with open_store(home, []):
+        for place in (("shirts", "--local"), (address,)):
+            done = dtj(tmp_path, "export", *place, DTJ_HOME=str(home))
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.startswith(f"{address}/model/model.onnx: "), done.stdout
+        with serving(tmp_path, "shirts", "--local", DTJ_HOME=str(home)) as (_, client):
+            assert len(client("PUT", "/predictions/shirts", file_of(pictures(1, 0)[0][0])).json) == 5
+    wait_for_end(server(home))
 
 
 def test_the_options_of_the_page_are_those_of_the_server() -> None:

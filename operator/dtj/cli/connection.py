@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 _COMPLETION_SECONDS = 2.0
 """The shell waits at most this long for names after the Tab key."""
-clients = ExitStack()
-"""The clients that `connect` made. `main` closes the clients: their clean-up may need the cluster, which no client
-reaches once the interpreter exits, because asyncio then starts no threads."""
-atexit.register(clients.close)  # For commands that are called without `main`.
+opened = ExitStack()
+"""What stays open until the command ends. `main` closes it: the clean-up of a client may need the cluster, which no
+client reaches once the interpreter exits, because asyncio then starts no threads."""
+atexit.register(opened.close)  # For commands that are called without `main`.
 
 
 def connect(namespace: str | None, context: str | None) -> Client:
-    """Return a client of the cluster, which `clients` closes.
+    """Return a client of the cluster, which `opened` closes.
 
     Raises Unreachable, or Unusable if the kubeconfig can't be used.
     """
     import dtj.client
 
     client = dtj.client.Client(namespace=namespace, context=context)
-    clients.callback(client.close)
+    opened.callback(client.close)
     return client
 
 
@@ -81,7 +81,11 @@ ContextOption = Annotated[
     str | None, typer.Option("--context", help="Context of the kubeconfig; by default the current one.")
 ]
 LocalOption = Annotated[
-    bool, typer.Option("--local", help="Use a run of this machine (`dtj run`), not a job of a cluster.")
+    bool,
+    typer.Option(
+        "--local",
+        help="Use a run of this machine (`dtj run`), or an address in its store, not a job of a cluster.",
+    ),
 ]
 EndpointOption = Annotated[
     str | None,

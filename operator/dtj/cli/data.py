@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-from dtj.cli.trainer_programs import command, need, run
+from dtj.api.errors import Unreachable, Unusable
+from dtj.cli.connection import EndpointOption
+from dtj.cli.places import store_of
+from dtj.cli.trainer_programs import STORE_REMEDY, command, need, run
 
 app = typer.Typer()
 _group = typer.Typer(
@@ -18,6 +21,9 @@ app.add_typer(_group, name="data")
 _NEEDED = ("boto3", "numpy", "PIL")
 Processes = Annotated[
     int | None, typer.Option(min=1, help="Number of processes; by default one a processor.", metavar="N")
+]
+LocalOption = Annotated[
+    bool, typer.Option("--local", help="s3:// addresses are in the embedded store of `dtj run`.")
 ]
 
 
@@ -57,6 +63,8 @@ def stage(
     skip_corrupt: Annotated[
         bool, typer.Option("--skip-corrupt", help="Leave out examples that can't be read, and name them.")
     ] = False,
+    endpoint: EndpointOption = None,
+    local: LocalOption = False,
 ) -> None:
     """Write a data set as shuffled tar shards with an index.
 
@@ -68,6 +76,10 @@ def stage(
     A job with the URI of the shards as `spec.data.uri` reads the shards block by block. The same command again
     continues an interrupted run. Needs the extra `trainer`.
     """
+    if target is None and (classes or size):
+        raise Unusable("--classes and --size change the examples", "give a DST for the changed set")
+    if channels == 2:
+        raise Unusable("--channels 2 can't be: pictures are grey or in colours", "give 1 or 3")
     options: dict[str, object] = {
         "shard-megabytes": shard_megabytes,
         "seed": seed,
@@ -77,7 +89,8 @@ def stage(
         "classes": classes or None,
     }
     flags = ["--skip-corrupt"] if skip_corrupt else []
-    _run("stage", [source] if target is None else [source, target], options, flags)
+    uris = [source] if target is None else [source, target]
+    _run("stage", uris, options, flags, local=local, endpoint=endpoint)
 
 
 @_group.command()
@@ -86,6 +99,8 @@ def check(
         str, typer.Argument(help="s3://bucket/prefix, file:///folder or a path: the set.", metavar="URI")
     ],
     processes: Processes = None,
+    endpoint: EndpointOption = None,
+    local: LocalOption = False,
 ) -> None:
     """Read a data set to its end, and name each shard and picture that is damaged.
 
@@ -93,11 +108,37 @@ def check(
     dtj data check s3://datasets/fruits-360
     ```
 
-    The exit code is 65 when something is damaged. Needs the extra `trainer`.
+    The exit code is 1 when something is damaged. Needs the extra `trainer`.
     """
-    _run("check", [uri], {"processes": processes})
+    _run("check", [uri], {"processes": processes}, local=local, endpoint=endpoint)
 
 
-def _run(program: str, words: list[str], options: dict[str, object], flags: Iterable[str] = ()) -> None:
+def _run(
+    program: str,
+    uris: list[str],
+    options: dict[str, object],
+    flags: Iterable[str] = (),
+    *,
+    local: bool,
+    endpoint: str | None,
+) -> None:
     need("dtj data", _NEEDED, "trainer")
-    raise typer.Exit(run(command(f"dtj_trainer.data.{program}", words, options, flags)))
+    stores = [_reached(uri, local, endpoint) for uri in uris if uri.startswith("s3://")]
+    # A check ends with another code than 0 where it has printed faults.
+    raise typer.Exit(1 if run(command(f"dtj_trainer.data.{program}", uris, options, flags), stores) else 0)
+
+
+def _reached(uri: str, local: bool, endpoint: str | None) -> dict[str, str]:
+    """Return the AWS variables for an address, after a request. Raises Unreachable if the store does not answer it.
+
+    The programs wait minutes for a store that is away, and do not tell a refusal from a set that is missing.
+    """
+    from dtj_trainer.artifacts.s3 import S3Error
+    from dtj_trainer.artifacts.store import open_store
+
+    environment = store_of(uri, local=local, endpoint=endpoint)
+    try:
+        next(iter(open_store(uri, environment).objects()), None)
+    except S3Error as error:
+        raise Unreachable(str(error), STORE_REMEDY) from error
+    return environment

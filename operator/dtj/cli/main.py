@@ -13,7 +13,7 @@ import typer
 from dtj.api.errors import DtjError
 from dtj.cli.about import tell_version
 from dtj.cli.commands import HELP_NAMES, Commands
-from dtj.cli.connection import clients
+from dtj.cli.connection import opened
 from dtj.cli.terminal import errors
 
 EXIT_SOFTWARE = 70
@@ -58,7 +58,7 @@ def main() -> NoReturn:
     # At the default threshold of 700, garbage collections take a quarter of the time of a command's imports.
     gc.set_threshold(10_000)
     try:
-        with clients:
+        with opened:
             code = app(prog_name=_called(), standalone_mode=False)
     except typer.TyperException as error:
         # Without arguments, typer prints the help and raises an error without a message.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from dtj.api.errors import Unusable
-from dtj.cli.connection import connect
+from dtj.cli.connection import connect, opened
 
 if TYPE_CHECKING:
     from dtj.client import Artifacts, Client, DistributedTrainingJob, JobEvent, LogLine, LogQuery, Pod
@@ -70,7 +70,7 @@ def find(
     if name.startswith("s3://"):
         from dtj.cli.bucket_place import BucketPlace
 
-        return BucketPlace(name)
+        return BucketPlace(name, store_of(name, local=local))
     if past:
         from dtj.cli.past_place import find_past
 
@@ -83,6 +83,28 @@ def find(
     client = connect(namespace, context)
     client.get(name)
     return ClusterPlace(client, name)
+
+
+def store_of(uri: str, *, local: bool, endpoint: str | None = None) -> dict[str, str]:
+    """Return the AWS variables with which this machine reaches an `s3://` address.
+
+    The address is in the embedded store of `dtj run` if `local` is set, and if it is that of a run of this machine.
+    The embedded store is then started unless it runs, and stays until the command ends. Otherwise the address is in
+    the store of the user. endpoint: URL of the store for this machine. Raises Unusable if the address is malformed.
+    """
+    from dtj.client.store_environment import user_environment
+    from dtj.local.runs import Runs, home
+    from dtj_trainer.artifacts.s3 import parse_s3_uri
+
+    try:
+        bucket = parse_s3_uri(uri).bucket
+    except ValueError as error:
+        raise Unusable(str(error)) from None
+    if endpoint is None and (local or Runs(home()).at(uri)):
+        from dtj.local.object_store import open_store
+
+        return opened.enter_context(open_store(home(), [bucket])).environment
+    return user_environment(endpoint)
 
 
 class ClusterPlace:

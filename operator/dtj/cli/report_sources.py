@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtj.api.errors import DtjError, NotFound, Unusable
 from dtj.api.yaml_lines import first_object
-from dtj.cli.places import PastChoice, Place, find
+from dtj.cli.places import PastChoice, Place, find, store_of
 from dtj.report.run import Metrics, Run, read_metrics
 from dtj.report.utilisation import files_to_read, read_lines
 from dtj_trainer import contract
@@ -83,7 +83,7 @@ def _runs(
     bare: bool,
 ) -> Iterator[Run]:
     if name.startswith("s3://"):
-        yield from _in_bucket(name)
+        yield from _in_bucket(name, store_of(name, local=local))
     elif "/" in name or name in (".", "..") or Path(name).is_file() or _metrics_files(Path(name)):
         yield from _in_folder(Path(name))
     else:
@@ -99,12 +99,10 @@ def _runs(
         yield run_of(place, name, bare=bare)
 
 
-def _in_bucket(uri: str) -> Iterator[Run]:
+def _in_bucket(uri: str, environment: Mapping[str, str]) -> Iterator[Run]:
     """Yield the run at a prefix, or the runs of the jobs below the prefix."""
     from dtj.client import Artifacts
-    from dtj.client.store_environment import user_environment
 
-    environment = user_environment()
     try:
         artifacts = Artifacts(uri.rstrip("/"), environment)
         try:

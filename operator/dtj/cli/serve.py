@@ -8,9 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from dtj.api.errors import Unusable
+from dtj.api.names import is_dns_label
+from dtj.cli.connection import ContextOption, LocalOption, complete_name, opened
+from dtj.cli.places import find, store_of
 from dtj.cli.program_options import split, with_options
 from dtj.cli.terminal import echo
-from dtj.cli.trainer_programs import become, command, need
+from dtj.cli.trainer_programs import command, need, run
 from dtj_trainer.contract import serve_options
 from dtj_trainer.contract.serve_options import ABOUT_MODELS, MODELS, OPTIONS
 
@@ -39,8 +42,33 @@ def _manifest_option(*names: str, about: str, metavar: str | None = None, **limi
 @app.command()
 @with_options(OPTIONS)
 def serve(
-    models: Annotated[list[str], typer.Argument(help=ABOUT_MODELS, metavar=MODELS)],
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            help=f"{ABOUT_MODELS} The name of a job, or its prefix in the bucket (s3://…), is enough.",
+            metavar=f"JOB|{MODELS}",
+            autocompletion=complete_name,
+        ),
+    ],
     *,
+    local: LocalOption = False,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="URL of the S3 store for this machine, as for `dtj artifacts`; with --manifest that for the pods.",
+            metavar="URL",
+        ),
+    ] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            help="Namespace of the jobs, by default that of the context; with --manifest that of the objects.",
+            metavar="NAME",
+        ),
+    ] = None,
+    context: ContextOption = None,
     manifest: Annotated[
         bool,
         _manifest_option(
@@ -55,9 +83,6 @@ def serve(
         _manifest_option(
             about="Of the objects; by default the first model's with -serve at its end.", metavar="NAME"
         ),
-    ] = None,
-    namespace: Annotated[
-        str | None, _manifest_option("--namespace", "-n", about="Their namespace.", metavar="NAME")
     ] = None,
     image: Annotated[
         str | None,
@@ -74,9 +99,6 @@ def serve(
         str | None,
         _manifest_option(about="Secret with the variables of S3, as artifacts.secretName.", metavar="NAME"),
     ] = None,
-    endpoint: Annotated[
-        str | None, _manifest_option(about="Of S3, as artifacts.endpoint.", metavar="URL")
-    ] = None,
     service_account: Annotated[
         str | None,
         _manifest_option(about="Of the pods, if its role gives access to the bucket.", metavar="NAME"),
@@ -86,6 +108,8 @@ def serve(
     """Serve trained models over HTTP, on this machine or in a pod.
 
     ```
+    dtj serve vgg
+    dtj serve fashion-mnist --local
     dtj serve vgg=./model
     dtj serve vgg=s3://training/jobs/ml/vgg-1a2b3c4d shirts=./shirts --port 8081
     curl http://127.0.0.1:8080/predictions/vgg -T kitten.jpg
@@ -97,24 +121,46 @@ def serve(
     """
     of_the_manifest: dict[str, Any] = {
         "name": name,
-        "namespace": namespace,
         "image": image,
         "replicas": replicas,
         "cpus": cpus,
         "memory": memory,
         "secret": secret,
-        "endpoint": endpoint,
         "service_account": service_account,
     }
     asked = {key: value for key, value in of_the_manifest.items() if value is not None}
     if manifest:
+        if local:
+            raise Unusable(
+                "--local is not for --manifest: a pod can't reach the store of this machine",
+                "leave out one of them",
+            )
+        of_both = {"namespace": namespace, "endpoint": endpoint}
+        asked |= {key: value for key, value in of_both.items() if value is not None}
         echo(_manifests(models, given, asked, kserve=kserve).rstrip())
         return
     if asked or kserve:
         first = "kserve" if kserve else next(iter(asked)).replace("_", "-")
         raise Unusable(f"--{first} is for --manifest", "add --manifest")
     need("dtj serve", _NEEDED, "serving")
-    become(command("dtj_trainer.serving.serve", models, *split(OPTIONS, given)))
+    named, stores = list[str](), list[Mapping[str, str]]()
+    for word in models:
+        if "=" in word:
+            uri = word.partition("=")[2]
+            if uri.startswith("s3://"):
+                stores.append(store_of(uri, local=local, endpoint=endpoint))
+            named.append(word)
+            continue
+        if not (is_dns_label(word) or word.startswith("s3://")):
+            raise Unusable(
+                f"{word!r} has to be the name of a job, NAME=FOLDER or NAME=URI",
+                "`dtj serve --help` has examples",
+            )
+        place = find(word, local=local, namespace=namespace, context=context)
+        artifacts = opened.enter_context(place.artifacts(endpoint))
+        stores.append(artifacts.environment)
+        named.append(f"{place.job().name}={artifacts.uri}")
+    run(command("dtj_trainer.serving.serve", named, *split(OPTIONS, given)), stores)
 
 
 def _manifests(models: list[str], given: Mapping[str, Any], asked: dict[str, Any], *, kserve: bool) -> str:

@@ -68,7 +68,7 @@ def status(
     if watch and format_:
         raise Unusable("--watch can't be used with --output", "leave out one of them")
     place = find(name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid))
-    if name.startswith("s3://"):
+    if name.startswith("s3://") and not local:
         from dtj.cli.past_place import on_the_cluster
 
         place = on_the_cluster(place, context)

@@ -4,13 +4,45 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import NoReturn
 
-from dtj.api.errors import DtjError
+from dtj.api.errors import DtjError, NotFound, Unreachable, Unusable
+from dtj_trainer.contract import EXIT_DATA, S3_SETTINGS
 from dtj_trainer.contract.distribution import install_line
+from dtj_trainer.contract.program_error import ENV_ERROR_FILE
+
+STORE_REMEDY = (
+    "set AWS_ENDPOINT_URL_S3 or --endpoint to the URL of the store for this machine, and AWS_* to credentials; "
+    "add --local for the store of `dtj run`"
+)
+ERRORS: Mapping[str, tuple[type[DtjError], str | None]] = {
+    "ModelMissing": (
+        NotFound,
+        "give the folder or s3:// prefix of a model or of its job, the name of a job, or with --local that of a run",
+    ),
+    "ModelDamaged": (Unusable, "`dtj export` writes the model again"),
+    "NotExportable": (Unusable, "`dtj export --help` says which models it converts, and has the options"),
+    "StoreUnavailable": (Unreachable, STORE_REMEDY),
+    "Misconfigured": (Unusable, "`dtj serve --help` has the options"),
+    "DataNotFound": (
+        NotFound,
+        "give the folder or s3:// prefix of a data set that dtj reads, and as DST one that can be written",
+    ),
+    "DataCorrupt": (
+        DtjError,
+        "`dtj data check` names all that is damaged, and `dtj data stage --skip-corrupt` leaves it out",
+    ),
+    "DataTooLarge": (Unusable, None),
+    "DataUnavailable": (Unreachable, STORE_REMEDY),
+}
+"""The error of `dtj`, and what to do, for each class of error with which a program ends."""
+_FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
 def need(what: str, modules: Iterable[str], extra: str) -> None:
@@ -29,9 +61,26 @@ def command(
     return [sys.executable, "-m", module, *given, *flags, *(["--", *rest] if rest else [])]
 
 
-def run(words: list[str]) -> int:
-    """Run a program to its end; return its exit code."""
-    return subprocess.run(words, check=False).returncode
+def run(words: list[str], stores: Iterable[Mapping[str, str]] = ()) -> int:
+    """Run a program to its end. Return 0, or EXIT_DATA if the program has printed the faults of a data set.
+
+    stores: the AWS variables for each `s3://` address that the program gets.
+    Raises DtjError for the error that ended the program, and Unusable if the stores differ.
+    """
+    environment = _environment(stores)
+    with tempfile.NamedTemporaryFile(prefix="dtj-") as told:
+        code = _exit_code(words, {**environment, ENV_ERROR_FILE: told.name})
+        name, _, message = told.read().decode().partition(": ")
+    if name:
+        error, remedy = ERRORS[name]
+        raise error(message, remedy)
+    if code < 0:
+        ended_by = signal.Signals(-code).name
+        remedy = "the kernel sends SIGKILL where memory runs out" if -code == signal.SIGKILL else None
+        raise DtjError(f"the program {words[2]} was ended by {ended_by}", remedy)
+    if code not in (0, EXIT_DATA):
+        raise RuntimeError(f"the program {words[2]} ended with exit code {code}")
+    return code
 
 
 def become(words: list[str]) -> NoReturn:
@@ -39,3 +88,53 @@ def become(words: list[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(words[0], words)
+
+
+def _environment(stores: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the environment of a program that reaches these stores."""
+    reached = list(stores)
+    if not reached:
+        return dict(os.environ)
+    if any(store != reached[0] for store in reached):
+        raise Unusable(
+            "the addresses are in stores with other endpoints or credentials, and one program reaches only one store",
+            "give them to separate commands",
+        )
+    rest = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("AWS_") and name not in S3_SETTINGS
+    }
+    return {**rest, **reached[0]}
+
+
+def _exit_code(words: list[str], environment: Mapping[str, str]) -> int:
+    """Run a program to its end. The program and its own processes get each signal once, from this process."""
+    # Import here: the operator's image contains this command, but only the contract of dtj_trainer.
+    from dtj_trainer.parent_death import die_with_parent
+
+    got: list[int] = []
+
+    def forward(number: int, _: object) -> None:
+        got.append(number)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+    process = subprocess.Popen(
+        words,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        preexec_fn=die_with_parent() if sys.platform.startswith("linux") else None,
+    )
+    previous = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if code and signal.SIGINT in got:
+        raise KeyboardInterrupt
+    if code and got:
+        raise SystemExit(128 + signal.SIGTERM)
+    return code

@@ -173,6 +173,14 @@ class Runs:
             )
         return matches[0]
 
+    def at(self, uri: str) -> Run | None:
+        """Return the run whose artifacts are at an `s3://` address of the embedded store, or around it."""
+        for run in self.list():
+            prefix = run.job.artifacts_uri
+            if prefix and run.embedded_store and f"{uri.rstrip('/')}/".startswith(f"{prefix}/"):
+                return run
+        return None
+
     def list(self) -> list[Run]:
         """Return every run, sorted by namespace and name."""
         return [Run(file.parent) for file in sorted(self._folder.glob(f"*/*/{JOB_FILE}"))]

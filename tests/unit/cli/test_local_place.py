@@ -16,7 +16,7 @@ from dtj.api.errors import NotFound
 from dtj.cli.local_place import LocalPlace
 from dtj.cli.main import app
 from dtj.client import LogQuery
-from dtj.local.runs import Run, Runs
+from dtj.local.runs import ANNOTATION_S3, Run, Runs
 from dtj.status.events import Happening, event
 from dtj.status.times import written_time
 from tests.unit.support.jobs import job, manifest
@@ -65,6 +65,22 @@ def test_a_run_that_nobody_carries_out_is_told_as_such(run: Run) -> None:
     )
     with run.locked():
         assert LocalPlace(run, run.folder).note() is None
+
+
+def test_a_run_is_found_by_the_address_of_its_artifacts(run: Run, tmp_path: Path) -> None:
+    def kept_in(store: str) -> None:
+        job = manifest(artifacts={"uri": "s3://bucket/jobs"})
+        job["metadata"]["annotations"] = {ANNOTATION_S3: store}
+        run.write(job)
+
+    runs, address = Runs(tmp_path), "s3://bucket/jobs/ml/mnist-5b6a1f0e"
+    assert runs.at(address) is None, "the run keeps no artifacts"
+    kept_in("embedded")
+    assert runs.at(address) == runs.at(f"{address}/") == runs.at(f"{address}/model") == run
+    assert runs.at(f"{address}0") is None
+    assert runs.at("s3://bucket/jobs") is None
+    kept_in("job")
+    assert runs.at(address) is None, "the artifacts are in the job's own store"
 
 
 def test_watching_a_run_ends_when_nobody_carries_it_out(run: Run) -> None:

@@ -3,59 +3,95 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from dtj.api.errors import DtjError, Unusable
+from dtj.api.errors import DtjError, NotFound, Unusable
 from dtj_trainer.contract.distribution import version
 from dtj_trainer.serving.serve_options import read_options
-from tests.unit.support.fake_client import call
-
-
-class Became(Exception):
-    """The process was replaced."""
+from tests.unit.support.fake_client import FakeArtifacts, FakeClient, call
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that were started. A program that runs to its end has exit code 65."""
+def environments() -> list[dict[str, str]]:
+    """The environments of the programs that were started."""
+    return []
+
+
+@pytest.fixture
+def started(
+    monkeypatch: pytest.MonkeyPatch, environments: list[dict[str, str]], tmp_path: Path
+) -> list[list[str]]:
+    """The commands that were started, on a machine that has no runs."""
     commands: list[list[str]] = []
 
-    def run(command: list[str], *, check: bool) -> SimpleNamespace:
+    def start(command: list[str], *, env: dict[str, str], **_: object) -> SimpleNamespace:
         commands.append(command)
-        return SimpleNamespace(returncode=65)
+        environments.append(env)
+        return SimpleNamespace(wait=lambda: 0)
 
-    def become(program: str, command: list[str]) -> None:
-        assert program == command[0]
-        commands.append(command)
-        raise Became
-
-    monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(os, "execv", become)
+    monkeypatch.setenv("DTJ_HOME", str(tmp_path))
+    monkeypatch.setattr(subprocess, "Popen", start)
     return commands
 
 
-def test_the_export_gets_what_was_given_and_its_exit_code_is_the_commands(started: list[list[str]]) -> None:
+def test_the_export_gets_what_was_given(started: list[list[str]]) -> None:
     words = ("--labels", "a,b", "--range", "0,1", "--mean", "-1", "--invert")
-    assert call("export", "s3://training/job", *words).exit_code == 65
+    assert call("export", "s3://training/job", *words).exit_code == 0
     python = [sys.executable, "-m", "dtj_trainer.serving.export"]
     given = ["--labels=a,b", "--range=0,1", "--mean=-1", "--invert"]
     assert started == [[*python, *given, "--", "s3://training/job"]]
 
 
-def test_the_command_has_the_defaults_of_the_program_that_it_becomes(started: list[list[str]]) -> None:
-    assert isinstance(call("serve", "a=folder", "b=s3://bucket/job").exception, Became)
-    assert isinstance(call("serve", "a=folder", "--pin", "--port", "0", "--threads", "3").exception, Became)
+def test_the_command_has_the_defaults_of_the_program_that_it_starts(started: list[list[str]]) -> None:
+    assert call("serve", "a=folder", "b=s3://bucket/job").exit_code == 0
+    assert call("serve", "a=folder", "--pin", "--port", "0", "--threads", "3").exit_code == 0
     first, second = (words[3:] for words in started)
     assert started[0][:3] == [sys.executable, "-m", "dtj_trainer.serving.serve"]
     assert read_options(first) == read_options(["a=folder", "b=s3://bucket/job"])
     assert read_options(second) == read_options(["a=folder", "--pin", "--port=0", "--threads=3"])
+
+
+@pytest.mark.parametrize("command", ["export", "serve"])
+def test_the_name_of_a_job_is_its_prefix_in_the_store_of_the_job(
+    started: list[list[str]], environments: list[dict[str, str]], client: type[FakeClient], command: str
+) -> None:
+    result = call(command, "mnist", "--namespace=ml", "--context=here", "--endpoint=http://s3:1")
+    assert result.exit_code == 0, result.exception
+    address = FakeArtifacts.uri if command == "export" else f"mnist={FakeArtifacts.uri}"
+    assert started[0][-1] == address
+    assert environments[0]["AWS_ENDPOINT_URL_S3"] == "http://of-the-job"
+    assert ("connect", "ml", "here") in client.calls
+    assert ("artifacts", "http://s3:1") in client.calls
+
+
+def test_a_folder_goes_before_a_job_of_its_name(
+    started: list[list[str]], client: type[FakeClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mnist").mkdir()
+    assert call("export", "mnist").exit_code == 0
+    assert call("serve", "mnist=mnist").exit_code == 0
+    assert [words[-1] for words in started] == ["mnist", "mnist=mnist"]
+    assert client.calls == []
+
+
+def test_what_is_neither_a_folder_nor_a_job_is_told_as_both(
+    started: list[list[str]], client: type[FakeClient]
+) -> None:
+    export, serve, run = call("export", "none"), call("serve", "none"), call("export", "none", "--local")
+    for each in (export, serve, run):
+        assert isinstance(each.exception, NotFound)
+    assert str(export.exception) == "there is no folder none, and there is no job none in namespace ml"
+    assert str(serve.exception) == "there is no job none in namespace ml"
+    assert str(run.exception) == "no job none was run on this machine"
+    assert not started
 
 
 @pytest.mark.parametrize(("command", "lacks"), [("export", "onnx"), ("serve", "uvicorn")])
@@ -135,9 +171,12 @@ def test_kserve_gets_an_inference_service() -> None:
         ((f"vgg={URI}", "--manifest", "--host=0.0.0.0"), "--host is not for --manifest"),
         ((f"vgg={URI}", "--manifest", "--token-file=x"), "--token-file is not for --manifest"),
         ((f"vgg={URI}", "--manifest", "--max-held=1"), "--max-held 1 has to be at least --max-body 16"),
+        ((f"vgg={URI}", "--manifest", "--local"), "--local is not for --manifest"),
         ((f"vgg={URI}", "--secret=s3"), "--secret is for --manifest"),
         ((f"vgg={URI}", "--kserve"), "--kserve is for --manifest"),
         ((f"vgg={URI}", "--service-account=a"), "--service-account is for --manifest"),
+        (("./vgg",), "'./vgg' has to be the name of a job, NAME=FOLDER or NAME=URI"),
+        (("vgg=s3://",), "names no valid bucket"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

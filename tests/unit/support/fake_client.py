@@ -106,6 +106,7 @@ class FakeClient:
 
 class FakeArtifacts:
     uri = "s3://b/jobs/ml/mnist-1"
+    environment: Mapping[str, str] = {"AWS_ENDPOINT_URL_S3": "http://of-the-job"}
 
     def ls(self, prefix: str) -> list[Any]:
         found = {"metrics.jsonl": 2048, "model/model.pt": 3 << 20}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
+from dtj_trainer.contract import program_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,10 +37,23 @@ class DataUnavailable(DataError):
 
 
 @contextmanager
+def about(uri: str) -> Iterator[None]:
+    """Put the URI of a set before the message of a DataError in this block that does not name the URI."""
+    try:
+        yield
+    except DataUnavailable:
+        raise
+    except DataError as error:
+        if uri in str(error):
+            raise
+        separator = " " if isinstance(error, DataNotFound) else ": "
+        raise type(error)(f"{uri}{separator}{error}") from error
+
+
+@contextmanager
 def exit_on_data_error() -> Iterator[None]:
-    """End the process on a DataError in this block, with its class and message as stderr's last line."""
+    """End the process on a DataError in this block; see `program_error`."""
     try:
         yield
     except DataError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(error.exit_code) from None
+        program_error.end(error, error.exit_code)

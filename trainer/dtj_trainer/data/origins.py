@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from dtj_trainer.data.errors import DataCorrupt, DataNotFound
+from dtj_trainer.data.errors import DataCorrupt, DataNotFound, about
 from dtj_trainer.data.files import Files, FolderFiles, StoreFiles
 from dtj_trainer.data.formats.format import Example
 from dtj_trainer.data.formats.images import Form
@@ -171,7 +171,8 @@ def files_at(uri: str) -> Files:
 @functools.cache
 def whole_at(uri: str, classes: tuple[str, ...]) -> Whole:
     """Return the set at a URI, read once a process. Raises DataError."""
-    return read_whole(files_at(uri), Form(), classes)
+    with about(uri):
+        return read_whole(files_at(uri), Form(), classes)
 
 
 def open_folder(uri: str, classes: Sequence[str]) -> FolderOrigin | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dtj_trainer import contract
-from dtj_trainer.data.errors import DataError, DataNotFound, DataUnavailable
+from dtj_trainer.data.errors import DataNotFound, about
 from dtj_trainer.data.files import FolderFiles
 from dtj_trainer.data.formats.images import Form
 from dtj_trainer.data.sources import local_folder
@@ -117,20 +117,16 @@ def load_pictures(
 
     folder = local_folder(uri)
     try:
-        whole = read_again(uri, form, classes) if folder is None else None
-        if whole is None and (stored := open_stored_set(uri, cache=cache, skip_corrupt=skip_corrupt)):
-            return _stored(stored, form, classes)
-        if whole is None:
-            whole = (
-                read_whole(FolderFiles(folder), form, classes) if folder else read_once(uri, form, classes)
-            )
-    except DataUnavailable:
-        raise
-    except DataError as error:
-        if uri in str(error):
-            raise
-        separator = " " if isinstance(error, DataNotFound) else ": "
-        raise type(error)(f"{uri}{separator}{error}") from error
+        with about(uri):
+            whole = read_again(uri, form, classes) if folder is None else None
+            if whole is None and (stored := open_stored_set(uri, cache=cache, skip_corrupt=skip_corrupt)):
+                return _stored(stored, form, classes)
+            if whole is None:
+                whole = (
+                    read_whole(FolderFiles(folder), form, classes)
+                    if folder
+                    else read_once(uri, form, classes)
+                )
     except OSError as error:
         raise DataNotFound(f"{uri}: {error}") from error
     return _set(whole)

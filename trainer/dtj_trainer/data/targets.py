@@ -81,7 +81,10 @@ class FolderTarget:
 
     def _arriving(self, name: str) -> Path:
         path = self._folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataNotFound(f"{path.parent} can't be created: {error.strerror}") from error
         return path.with_name(f".{path.name}.part")
 
 

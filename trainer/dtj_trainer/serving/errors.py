@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
+from dtj_trainer.contract import program_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,9 +44,8 @@ def first_line(error: Exception) -> str:
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """End the process on a ServingError in this block, with its class and message as stderr's last line."""
+    """End the process on a ServingError in this block; see `program_error`."""
     try:
         yield
     except ServingError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(error.exit_code) from None
+        program_error.end(error, error.exit_code)
