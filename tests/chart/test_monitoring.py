@@ -119,6 +119,18 @@ def test_a_panel_asks_for_what_the_operator_tells(panel: str, query: str) -> Non
     assert phases_in(query) <= {phase.value for phase in Phase}
 
 
+def test_counts_are_whole_numbers() -> None:
+    """Prometheus extrapolates to the ends of the time: `increase` makes 1.01 of one failure."""
+    counts = [
+        target["expr"]
+        for panel in DASHBOARD["panels"]
+        for target in panel.get("targets", ())
+        if "increase(" in target["expr"] and panel["fieldConfig"]["defaults"]["unit"] == "short"
+    ]
+    assert counts
+    assert [query for query in counts if not query.startswith("round(")] == []
+
+
 def test_the_check_finds_what_nobody_tells() -> None:
     assert unknown("sum by (phase) (dtj_jobs)") == []
     assert unknown("dtj_job") == ["dtj_job"]

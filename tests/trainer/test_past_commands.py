@@ -105,7 +105,7 @@ def test_the_list_has_the_columns_of_jobs_and_the_end(uri: str) -> None:
     ]
     first, second, third, fourth = rows(listed.stdout)
     assert [first[1], second[1], third[1], fourth[1]] == ["resnet", "lost", "mnist", "mnist"]
-    assert first[:8] == ["vision", "resnet", "Succeeded", "Horovod", "-", "100.0%", "1234", "1"]
+    assert first[:8] == ["vision", "resnet", "Succeeded", "Horovod", "-", "100.0%", "1,234", "1"]
     assert first[9] == text(OTHER.created + timedelta(minutes=1))
     assert second[2] == "No end recorded"
     assert second[-1] == "no sign"

@@ -23,7 +23,7 @@ def test_each_job_is_told_in_a_sentence(ui: Ui) -> None:
     rows = {row["name"]: row for row in ui("/api/v1/jobs").json}
     assert {name: row["sentence"] for name, row in rows.items()} == {
         "running": "The job trains: step 120/200, 60.0%, ETA 90s",
-        "succeeded": "The job succeeded: accuracy 0.9500",
+        "succeeded": "The job succeeded: accuracy 0.95",
         "failed": "The job failed: rank 1 in failed-worker-1: OutOfMemory: "
         f"the container had too little memory {HOSTILE} (after 3 restarts)",
         "unschedulable": "The job waits to start: 0/3 nodes are available: 3 Insufficient gpu",

@@ -3,6 +3,7 @@
 * the questions of a person, each in at most three clicks from the first screen
 * actions, each asked once beside its command
 * jobs of the past
+* the axes of the curves, here and in a saved page
 * hostile text, the policy, axe-core on every route in both themes, a narrow window
 * a server that has ended, and a page without the token
 """
@@ -17,10 +18,15 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.browser import inaccessible, overflow, visiting
 from tests.trainer.conftest import ObjectStore, until
+from tests.trainer.drawn_axes import RECORD, SERIES, STEPS, check
 from tests.trainer.ui_jobs import HOSTILE, Ui, served
+from tests.unit.support.training_runs import content, line
+
+from dtj.cli.run_pages import page_of
+from dtj.report.run import Run, read_metrics
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 
 @pytest.fixture(scope="module")
@@ -229,3 +235,46 @@ def test_the_token_leaves_the_address(browser: Browser, ui: Ui) -> None:
         assert visit.page.context.cookies() == []
     with visiting(browser, ui.origin) as visit:
         visit.page.get_by_text("open the address that `dtj ui` printed").wait_for()
+
+
+def drawing_of(page: Page, measure: str, element: str) -> Locator:
+    heading = page.get_by_role("heading", name=measure, exact=True)
+    return page.locator("section").filter(has=heading).last.locator(element)
+
+
+def test_axes_say_what_the_curves_have(browser: Browser, ui: Ui) -> None:
+    curves = [
+        {"name": f"train {measure}", "steps": STEPS, "values": values, "times": [1.0] * len(STEPS)}
+        for measure, values in SERIES.items()
+    ]
+    answer = {"curves": curves, "restarts": [], "started": 1.0, "leftOut": 0}
+
+    def prepare(page: Page) -> None:
+        page.add_init_script(RECORD)
+        page.route("**/curves*", lambda route: route.fulfill(json=answer))
+
+    with visiting(browser, ui.address, before=prepare) as visit:
+        open_job(visit.page, "running")
+        for width in (1200, 400):
+            visit.page.set_viewport_size({"width": width, "height": 900})
+            for measure in SERIES:
+                canvas = drawing_of(visit.page, measure, "canvas")
+                until(
+                    lambda canvas=canvas, width=width: (
+                        canvas.evaluate("each => each.width") in range(300, width)
+                    ),
+                    "the drawing has the width of the window",
+                )
+                check(canvas, measure)
+
+
+def test_axes_of_a_saved_page_say_what_the_curves_have(browser: Browser, tmp_path: Path) -> None:
+    rows = [
+        line("train", step, step, **{measure: values[at] for measure, values in SERIES.items()})
+        for at, step in enumerate(STEPS)
+    ]
+    file = tmp_path / "saved.html"
+    file.write_text(page_of(Run("saved", read_metrics(content(rows)).rows)))
+    with visiting(browser, file.as_uri()) as visit:
+        for measure in SERIES:
+            check(drawing_of(visit.page, measure, "svg[role=img]"), measure)

@@ -148,7 +148,10 @@ def fill(cluster: HttpCluster, environment: Mapping[str, str]) -> None:
     )
     cluster.set_status("succeeded", artifacts={"uri": model, "model": f"{model}/model"})
     faster = [
-        row | {"step": row["step"] * 2, "accuracy": 0.95} if row["kind"] == "test" else row for row in rows
+        row | {"step": row["step"] * 2, "accuracy": 0.95}
+        if row["kind"] == "test"
+        else row | {"examplesPerSecond": 1100.0 + row["step"]}
+        for row in rows
     ]
     store = open_store(model, environment)
     store.put_bytes("metrics.jsonl", "\n".join(map(json.dumps, faster)).encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dtj.api.status import JobStatus
 from dtj.cli.durations import brief
+from dtj.report.number_text import number_text
 
 UNKNOWN = "-"
 
@@ -21,8 +22,8 @@ def figures(status: JobStatus) -> dict[str, str]:
         "percent": ("{:.1f}%", progress.percent),
         "epoch": ("epoch {}", progress.epoch),
         "rate": ("{} examples/s", None if speed is None else rate(speed)),
-        "loss": ("loss {:.4f}", progress.loss),
-        "accuracy": ("accuracy {:.4f}", progress.accuracy),
+        "loss": ("loss {}", None if progress.loss is None else number_text(progress.loss)),
+        "accuracy": ("accuracy {}", None if progress.accuracy is None else number_text(progress.accuracy)),
         "applied twice": ("{} batches applied twice", progress.applied_twice),
         "eta": ("ETA {}", None if ended or left is None else brief(left)),
     }
@@ -30,7 +31,5 @@ def figures(status: JobStatus) -> dict[str, str]:
 
 
 def rate(value: float | None) -> str:
-    """Return examples per second as text, from 10 on without decimals."""
-    if value is None:
-        return UNKNOWN
-    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
+    """Return examples per second as text."""
+    return UNKNOWN if value is None else number_text(value)

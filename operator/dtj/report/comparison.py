@@ -75,7 +75,7 @@ def compare(entry: Entry, baseline: Entry, *, total_time: bool) -> Comparison:
         if entry.facts.get(name) != baseline.facts.get(name)
     ]
     if examples and baseline_examples and not same_examples:
-        differences.append(f"trained on {examples.mean:.0f} examples against {baseline_examples.mean:.0f}")
+        differences.append(f"trained on {examples.mean:,.0f} examples against {baseline_examples.mean:,.0f}")
     shared = _shared_processors(entry, baseline)
     return Comparison(baseline.label, speedup, time_speedup, efficiency, differences, shared)
 

@@ -7,13 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dtj.report.curves import Point
 from dtj.report.html import said
+from dtj.report.number_text import number_text, tick_texts
 
 COLOURS = 6
 """Colours of the theme: the classes c1 to c6."""
 _DASHES = ("", "8 4", "2 3", "10 3 2 3")
 _WIDTH, _HEIGHT = 600, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 24
+"""The least margins."""
 _TICKS = 5
+_GAP = 6
+"""Between a text and its axis."""
+_CHARACTER = 7
+"""The width of a digit in the widest of the fonts in which browsers draw the texts."""
 
 
 def drawing(title: str, curves: Mapping[str, Sequence[Point]], restarts: Sequence[int]) -> str:
@@ -28,7 +34,10 @@ def drawing(title: str, curves: Mapping[str, Sequence[Point]], restarts: Sequenc
     values = [value for line in lines.values() for _, value in line]
     if not steps:
         return ""
-    across, up = _Axis(steps, _LEFT, _WIDTH - _RIGHT), _Axis(values, _HEIGHT - _BOTTOM, _TOP)
+    up = _Axis(values, _HEIGHT - _BOTTOM, _TOP)
+    left = max(_LEFT, 2 * _GAP + _width([text for _, text in up.ticks()]))
+    right = max(_RIGHT, _width([number_text(max(steps))]) / 2)
+    across = _Axis(steps, left, _WIDTH - right)
     parts = [*_grid(across, up), *_restarts(across, restarts)]
     for number, line in enumerate(lines.values()):
         points = " ".join(f"{across.place(step):.1f},{up.place(value):.1f}" for step, value in line)
@@ -68,30 +77,35 @@ class _Axis:
             half = largest / 2 if largest > 1e-270 else 0.5
             least, most = least - half, most + half
         self.least, self.most = least, most
-        self._first, self._last = first, last
+        self.first, self.last = first, last
 
     def place(self, value: float) -> float:
         share = (value - self.least) / (self.most - self.least)
-        return self._first + share * (self._last - self._first)
+        return self.first + share * (self.last - self.first)
 
-    def ticks(self) -> list[float]:
-        """Return about _TICKS round numbers."""
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return about _TICKS round numbers and their texts."""
         raw = (self.most - self.least) / _TICKS
         size = 10.0 ** math.floor(math.log10(raw))
         distance = size * next(factor for factor in (1, 2, 5, 10) if size * factor >= raw * 0.999)
         first = math.ceil(self.least / distance)
         found = (number * distance for number in range(first, first + 2 * _TICKS + 1))
-        return [value for value in found if value <= self.most]
+        ticks = [value for value in found if value <= self.most]
+        return list(zip(ticks, tick_texts(ticks, distance), strict=True))
 
 
 def _grid(across: _Axis, up: _Axis) -> Iterator[str]:
-    for value in up.ticks():
+    for value, text in up.ticks():
         y = up.place(value)
-        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.6g}</text>'
-    for value in across.ticks():
+        yield f'<line class="grid" x1="{across.first}" x2="{across.last}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text x="{across.first - _GAP}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
+    for value, text in across.ticks():
         x = across.place(value)
-        yield f'<text x="{x:.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{value:.6g}</text>'
+        yield f'<text x="{x:.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{text}</text>'
+
+
+def _width(texts: Sequence[str]) -> int:
+    return max(map(len, texts)) * _CHARACTER
 
 
 def _restarts(across: _Axis, restarts: Sequence[int]) -> Iterator[str]:

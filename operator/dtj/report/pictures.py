@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dtj.api.errors import Unusable
 from dtj.report.entries import Entry
 from dtj.report.facts import FIELDS
+from dtj.report.number_text import tick_texts
 from dtj.report.report import Report
 from dtj.report.summary import Spread, Summary
 from dtj.report.tables import unit_of
@@ -19,6 +20,7 @@ from dtj_trainer.contract.distribution import install_line
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -196,7 +198,19 @@ def _draw_over_time(figure: Figure, report: Report) -> None:
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.3)
+        _write_numbers(axes.yaxis)
     _legend(figure, *above.get_legend_handles_labels())
+
+
+def _write_numbers(axis: Axis) -> None:
+    """Write the numbers of an axis as the tables and the page do."""
+    from matplotlib.ticker import Formatter
+
+    class Numbers(Formatter):
+        def format_ticks(self, values: Sequence[float]) -> list[str]:
+            return tick_texts(values, min((b - a for a, b in pairwise(values)), default=1.0))
+
+    axis.set_major_formatter(Numbers())
 
 
 def _rates(run: Summary, unit: float) -> tuple[list[float], list[float]]:

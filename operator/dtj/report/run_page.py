@@ -16,6 +16,7 @@ from dtj.report.curves import MeasuredCurve, curves_of, restarts_of
 from dtj.report.documents import notes_of
 from dtj.report.drawing import drawing, key
 from dtj.report.html import said
+from dtj.report.number_text import number_text
 from dtj.report.report import make_report
 from dtj.report.run import Run
 from dtj.report.tables import Table, tables_of
@@ -116,7 +117,7 @@ def _plot(measure: str, curves: Sequence[MeasuredCurve], restarts: Sequence[int]
     for number, curve in enumerate(curves):
         values = [value for _, value, _ in curve.points]
         step, last, _ = curve.points[-1]
-        numbers = (f"{step}", *(f"{value:.5g}" for value in (last, min(values), max(values))))
+        numbers = map(number_text, (step, last, min(values), max(values)))
         cells = "".join(f"<td>{cell}</td>" for cell in numbers)
         rows.append(f'<tr><th scope="row">{key(number)} {said(curve.kind)}</th>{cells}</tr>')
     heads = "".join(f'<th scope="col">{name}</th>' for name in ("curve", "step", "last", "least", "greatest"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -120,7 +121,7 @@ def _usage_columns(usages: Sequence[Usage]) -> Iterator[tuple[str, list[str]]]:
         heading: str, value: Callable[[Usage], float | None], digits: int = 2
     ) -> tuple[str, list[str]]:
         return heading, [
-            NOTHING if (number := value(usage)) is None else f"{number:.{digits}f}" for usage in usages
+            NOTHING if (number := value(usage)) is None else f"{number:,.{digits}f}" for usage in usages
         ]
 
     def scaled(name: str, scale: float) -> Callable[[Usage], float | None]:
@@ -153,13 +154,15 @@ def said(value: Spread | None, digits: int, scale: float = 1.0) -> str:
     """Return `mean ± deviation`."""
     if value is None:
         return NOTHING
-    mean = f"{value.mean * scale:.{digits}f}"
-    return mean if value.deviation is None else f"{mean} ± {value.deviation * scale:.{digits}f}"
+    mean = f"{value.mean * scale:,.{digits}f}"
+    return mean if value.deviation is None else f"{mean} ± {value.deviation * scale:,.{digits}f}"
 
 
 def rate(value: Spread | None, scale: float = 1.0) -> str:
-    """Return a rate per second, with fewer decimals for larger rates."""
+    """Return a rate per second: with fewer decimals for larger rates, and with two digits that are not zero."""
     mean = value.mean * scale if value else 0.0
+    if 0 < mean < 0.1:
+        return said(value, 1 - math.floor(math.log10(mean)), scale)
     return said(value, 2 if mean < 100 else 1 if mean < 1000 else 0, scale)
 
 

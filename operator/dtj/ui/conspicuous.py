@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Literal
 
+from dtj.report.number_text import number_text
 from dtj.ui.usage import Sample, Stay, Usage, rank_name
 
 LATELY_SECONDS = 60.0
@@ -158,7 +159,8 @@ def _of_slow(slow: Sequence[str], steps: Mapping[str, float]) -> list[str]:
         return []
     ranks = sorted(slow, key=lambda rank: -steps[rank])
     usual = median([seconds for rank, seconds in steps.items() if rank not in slow] or [0.0])
-    return [f"{_named(ranks)}: a step takes {steps[ranks[0]]:.3g} s, of the others {usual:.3g} s"]
+    took, took_others = (number_text(seconds, 3) for seconds in (steps[ranks[0]], usual))
+    return [f"{_named(ranks)}: a step takes {took} s, of the others {took_others} s"]
 
 
 def _of_missing(missing: Sequence[str], peers: Mapping[str, Stay]) -> list[str]:

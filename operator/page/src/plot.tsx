@@ -2,9 +2,10 @@
 
 import uPlot from "uplot";
 import { useEffect, useRef } from "preact/hooks";
-import { number } from "./format";
+import { number, ticks } from "./format";
 import { Head, Table } from "./parts";
 import type { Curve } from "./api";
+import type { Form } from "./format";
 
 export interface Line {
   label: string;
@@ -14,8 +15,9 @@ export interface Line {
 const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const HEIGHT = 220;
-/** Pixels for the texts beside the axis. */
-const WIDE = 80;
+const FONT = "12px system-ui, sans-serif";
+/** CSS pixels: of the marks of an axis, between them and the texts, and of the narrowest axis. */
+const [MARK, GAP, NARROWEST] = [10, 5, 50];
 
 interface Drawing {
   title: string;
@@ -25,7 +27,7 @@ interface Drawing {
   /** What the curves' `steps` are, and one of them. */
   over?: { axis: string; head: string };
   /** A value as text. */
-  shown?: (value: number | null | undefined) => string;
+  shown?: Form;
 }
 
 const STEPS = { axis: "steps", head: "Step" };
@@ -79,18 +81,31 @@ function least(values: number[]): number {
   return values.reduce((a, b) => Math.min(a, b), Infinity);
 }
 
-function drawn(element: HTMLElement, lines: Line[], restarts: number[], shown: Drawing["shown"] = number): uPlot {
+function drawn(element: HTMLElement, lines: Line[], restarts: number[], shown: Form): uPlot {
   const style = getComputedStyle(element);
   const [ink, edge] = [style.getPropertyValue("--ink"), style.getPropertyValue("--grid")];
   const data = uPlot.join(lines.map(({ curve }) => inOrder(curve)));
-  const axis = { stroke: ink, grid: { stroke: edge }, ticks: { stroke: edge } };
+  const axis = { font: FONT, gap: GAP, stroke: ink, grid: { stroke: edge }, ticks: { size: MARK, stroke: edge } };
   return new uPlot(
     {
       width: element.clientWidth,
       height: HEIGHT,
       legend: { show: false },
       scales: { x: { time: false } },
-      axes: [axis, shown === number ? axis : { ...axis, size: WIDE, values: (_, ticks) => ticks.map((tick) => shown(tick)) }],
+      axes: [
+        {
+          ...axis,
+          values: (_plot, values, _axis, _space, apart) => ticks(values, apart),
+          space: (plot, _axis, least, most) => room(plot, least, most),
+        },
+        {
+          ...axis,
+          values: (_plot, values, _axis, _space, apart) => ticks(values, apart, shown),
+          size: (plot, texts) => Math.max(NARROWEST, widest(plot, texts) + GAP + MARK),
+        },
+      ],
+      // Half of the last text may stand beyond the end of the axis.
+      padding: [null, (plot) => room(plot, plot.scales.x?.min, plot.scales.x?.max) / 2, null, null],
       series: [
         {},
         ...lines.map(({ label }, place) => ({
@@ -106,6 +121,18 @@ function drawn(element: HTMLElement, lines: Line[], restarts: number[], shown: D
     data,
     element,
   );
+}
+
+/** The width of a text below the drawing with the gaps beside it. Before uPlot has data, the axis has no ends. */
+function room(plot: uPlot, least?: number | null, most?: number | null): number {
+  const [first, last] = [least ?? 0, most ?? 0];
+  return Math.max(NARROWEST, 2 * GAP + widest(plot, ticks([first, last], (last - first) / 10)));
+}
+
+/** The width of the widest text of an axis. Before uPlot has data, the axis has no texts. */
+function widest({ ctx }: uPlot, texts: string[] | null): number {
+  ctx.font = FONT;
+  return Math.max(0, ...(texts ?? []).map((text) => ctx.measureText(text).width));
 }
 
 /** The points by step. A step that a later attempt repeated has the value of the later attempt. */

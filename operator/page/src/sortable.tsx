@@ -4,7 +4,7 @@ import { useMemo, useState } from "preact/hooks";
 import { Table } from "./parts";
 import type { ReportTable } from "./api";
 
-const NUMBER = /^-?[\d.]+(e[-+]?\d+)?(?=$|\s)/i;
+const NUMBER = /^-?[\d,.]+(e[-+]?\d+)?(?=$|\s)/i;
 
 export function Sortable({ table }: { table: ReportTable }) {
   const [order, setOrder] = useState<{ column: number; down: boolean }>();
@@ -47,7 +47,7 @@ export function Sortable({ table }: { table: ReportTable }) {
   );
 }
 
-/** The rows by a column: numbers by their value, such as `101 ± 3`; what is unknown comes last. */
+/** The rows by a column: numbers by their value, such as `1,010 ± 30`; what is unknown comes last. */
 function sorted(rows: string[][], order: { column: number; down: boolean } | undefined): string[][] {
   if (!order) return rows;
   const cell = (row: string[]) => row[order.column] ?? "–";
@@ -57,7 +57,7 @@ function sorted(rows: string[][], order: { column: number; down: boolean } | und
 }
 
 function compared(a: string, b: string): number {
-  const [first, second] = [NUMBER.exec(a), NUMBER.exec(b)];
-  if (first && second) return Number(first[0]) - Number(second[0]);
+  const [first, second] = [a, b].map((text) => NUMBER.exec(text)?.[0].replaceAll(",", ""));
+  if (first && second) return Number(first) - Number(second);
   return a.localeCompare(b, "en", { numeric: true });
 }

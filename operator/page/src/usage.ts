@@ -1,6 +1,7 @@
 /** What the API says of the ranks of a job, as operator/dtj/ui/utilisation.py and stacks.py describe it. */
 
-import { bytes, number } from "./format";
+import { bytes, NONE, number } from "./format";
+import type { Form } from "./format";
 
 export interface RankRow {
   rank: string;
@@ -90,9 +91,13 @@ export function clock(seconds: number, withDay = false): string {
   return withDay ? text.slice(5, 16).replace("T", " ") : text.slice(11, 19);
 }
 
-export function shown(unit: string): (value: number | null | undefined) => string {
-  if (unit === "share") return (value) => (typeof value === "number" ? `${number(value * 100, 3)} %` : number(value));
-  if (unit === "bytes") return (value) => (typeof value === "number" ? bytes(value) : number(value));
-  if (unit === "bytes/s") return (value) => (typeof value === "number" ? `${bytes(value)}/s` : number(value));
-  return (value) => (typeof value === "number" ? value.toFixed(2) : number(value));
+/** How values of a unit are written. */
+export function shown(unit: string): Form {
+  return (value, digits = 3, size = Math.abs(value ?? 0)) => {
+    if (typeof value !== "number") return NONE;
+    if (unit === "share") return `${number(value * 100, digits, size * 100)} %`;
+    if (unit === "bytes") return bytes(value, digits, size);
+    if (unit === "bytes/s") return `${bytes(value, digits, size)}/s`;
+    return number(value, digits, size);
+  };
 }

@@ -127,9 +127,9 @@ def test_ages_are_told_in_two_units(seconds: float, text: str) -> None:
 def test_a_list_has_a_line_for_each_job() -> None:
     jobs = [job(RUNNING), job()]
     assert rendered(job_table(jobs, at(90))) == [
-        "NAME    PHASE     STRATEGY   WORKERS   PROGRESS   EX/S   ATTEMPT   AGE",
-        "mnist   Running   Horovod          2      48.2%   4689         2   90s",
-        "mnist   -         Horovod          2          -      -         -   90s",
+        "NAME    PHASE     STRATEGY   WORKERS   PROGRESS    EX/S   ATTEMPT   AGE",
+        "mnist   Running   Horovod          2      48.2%   4,689         2   90s",
+        "mnist   -         Horovod          2          -       -         -   90s",
     ]
 
 
@@ -150,7 +150,7 @@ def test_the_status_of_a_running_job_tells_everything() -> None:
     text = "\n".join(shown)
     assert shown[0] == "mnist in ml: Running, Horovod, attempt 2, 60s old"
     assert "48.2%  step 226/469  epoch 1  ETA 13s" in text
-    assert "4689 examples/s   loss 0.3916   accuracy 0.8685" in text
+    assert "4,689 examples/s   loss 0.3916   accuracy 0.8685" in text
     assert any(line.split() == ["worker-1", "1", "node-of-mnist-worker-1", "Running", "2"] for line in shown)
     assert any(line.split()[:3] == ["launcher-0", "-", "node-of-mnist-launcher-0"] for line in shown)
     assert any(line.split()[:4] == ["Running", "True", "50s", "AllPodsRunning"] for line in shown)
@@ -216,7 +216,7 @@ def test_a_failed_export_has_a_line_beside_the_model() -> None:
 
 
 def test_one_line_tells_how_far_a_job_is() -> None:
-    told = "mnist, Running, attempt 2, step 226/469, 4689 examples/s, loss 0.3916, accuracy 0.8685"
+    told = "mnist, Running, attempt 2, step 226/469, 4,689 examples/s, loss 0.3916, accuracy 0.8685"
     assert one_line(job(RUNNING)) == told
     again = RUNNING | {"progress": RUNNING["progress"] | {"appliedTwice": 4}}
     assert one_line(job(again)) == f"{told}, 4 batches applied twice"
@@ -273,7 +273,7 @@ def test_top_shows_use_beside_limits() -> None:
     resources = {"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}}
     asked = job(RUNNING, replicaSpecs={"worker": {"replicas": 2, "gpus": 1, "resources": resources}})
     shown = rendered(top_view(asked, views(*healthy()), {WORKER_0: PodUsage("1234567890n", "524288Ki")}))
-    assert shown[0] == "mnist: Running, 4689 examples/s over all ranks"
+    assert shown[0] == "mnist: Running, 4,689 examples/s over all ranks"
     assert ["worker-0", "0", f"node-of-{WORKER_0}", "Running", "1.23", "0.50", "512Mi", "2048Mi", "1"] in [
         line.split() for line in shown
     ]

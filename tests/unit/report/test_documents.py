@@ -112,6 +112,17 @@ def test_a_restart_is_marked_and_nothing_is_drawn_between_two_attempts(report: R
     assert all(1000 < rate < 10000 for rate in rates if rate == rate)
 
 
+def test_pictures_write_numbers_as_the_tables_do() -> None:
+    from matplotlib.figure import Figure
+
+    from dtj.report.pictures import _draw_over_time
+
+    figure = Figure()
+    _draw_over_time(figure, make_report([even_run("fast", 300)]))
+    rates, _ = figure.axes
+    assert [label.get_text() for label in rates.get_yticklabels()][:2] == ["0", "10,000"]
+
+
 def test_runs_without_any_figure_can_be_drawn() -> None:
     assert len(pictures_of(make_report([Run("empty", [])]))) == 2
 

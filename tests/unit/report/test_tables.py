@@ -58,11 +58,16 @@ def test_runs_that_are_alike_are_a_group_with_mean_and_deviation() -> None:
     figures = ("updates", "runs", "global step/s", "examples/s", "training time (s)", "accuracy %")
     # 999 steps: 11.1, 9.99 and 9.08 s, after the 10 of the first step.
     assert cells(1, report, *figures) == [
-        ["Asynchronous", "3", "100.0 ± 10.0", "12800 ± 1280", "20.1 ± 1.0", "50.00 ± 5.00"],
-        ["Synchronous", "1", "40.00", "5120", "35.0", "–"],
+        ["Asynchronous", "3", "100.0 ± 10.0", "12,800 ± 1,280", "20.1 ± 1.0", "50.00 ± 5.00"],
+        ["Synchronous", "1", "40.00", "5,120", "35.0", "–"],
     ]
     assert any("compare examples/s" in note for note in report.notes)
     assert cells(0, report, "run", "global step/s")[0] == ["a90", "90.00 ± 0.00"]
+
+
+def test_no_rate_reads_as_zero() -> None:
+    report = make_report([even_run(f"{rate}", rate) for rate in (0.0412, 0.00412)])
+    assert cells(0, report, "global step/s") == [["0.041 ± 0.000"], ["0.0041 ± 0.0000"]]
 
 
 def test_the_tables_of_the_thesis() -> None:
@@ -125,7 +130,7 @@ def test_a_baseline_of_another_model_data_or_batch_is_said() -> None:
     report = make_report(runs, baseline="small")
     assert (
         "other and its baseline small are different trainings: model vgg against cnn, data s3://data/other against "
-        "s3://data/it, batch size 32 against 128, trained on 64000 examples against 12800." in report.notes
+        "s3://data/it, batch size 32 against 128, trained on 64,000 examples against 12,800." in report.notes
     )
     assert cells(0, report, "speed-up", "speed-up of time")[1] == ["2.00", "–"]
 
@@ -345,8 +350,8 @@ def test_the_steps_of_each_rank_have_a_table() -> None:
     (table,) = [each for each in tables_of(report) if each.title == "Steps by rank"]
     assert table.headings == ["run", "model", "rank", "steps", "time of a step (ms)"]
     assert table.rows == [
-        ["ddp", "vgg16", "0", "100", "1976.00 ± 30.00"],
-        ["ddp", "vgg16", "1", "100", "1903.00 ± 0.00"],
+        ["ddp", "vgg16", "0", "100", "1,976.00 ± 30.00"],
+        ["ddp", "vgg16", "1", "100", "1,903.00 ± 0.00"],
     ]
     data = as_data(report)["runs"]
     assert data[0]["rankSteps"][1] == {"rank": 1, "steps": 100, "seconds": {"mean": 1.903, "deviation": 0.0}}
