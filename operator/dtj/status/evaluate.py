@@ -176,6 +176,8 @@ def _deadline_exceeded(
     why = None if runs else group_wait(draft.job, expected, pods, obstacle(pods, observed.refusal))
     if why is not None:
         message += f"; it waited for: {why[1]}"
+    elif draft.job.status.holds(ConditionType.STALLED):
+        message += f"; {draft.conditions[ConditionType.STALLED].message}"
     known = why is not None and why[0] in (Reason.IMAGE_PULL, Reason.UNSCHEDULABLE)
     kind = why[0] if why and known else OperatorFailureClass.DEADLINE_EXCEEDED
     draft.failure = Failure(attempt=draft.job.status.current_attempt, failure_class=kind, message=message)

@@ -78,6 +78,8 @@ def look(draft: Draft, expected: Expected, observed: Observed, named: Mapping[st
         return Stall()  # The answer of the pod triggers the next pass.
     where = "no step was reported" if step is None else f"the step has stayed at {step}"
     stacks = f"the stacks of all ranks are in {_stacks(expected)}"
+    if step is None:
+        stacks += "; a program reports its steps by dtj_trainer.progress.report or in /dtj/run/progress.json"
     if ended:
         where = f"{some(ended)} ended with exit code 0, and {where}"
     message = f"all pods run, but {where} for {timeout} s (runPolicy.stallTimeoutSeconds); {stacks}"
@@ -115,7 +117,7 @@ def _step(progress: ProgressStatus | None) -> int | None:
 def _stacks(expected: Expected) -> str:
     attempts = {*expected.attempts.values()}
     if expected.artifacts_uri is None:
-        return f"{contract.ROOT / contract.LOGS}/{contract.STACKS_FILES} of each pod"
+        return f"{contract.ROOT / contract.LOGS}/{contract.STACKS_FILES} of each replica"
     attempt = attempts.pop() if len(attempts) == 1 else "*"
     return f"{expected.artifacts_uri}/{contract.LOGS}/attempt-{attempt}/{contract.STACKS_FILES}"
 

@@ -103,8 +103,22 @@ def test_a_job_that_never_reports_a_step_stalls_so_long_after_all_ran() -> None:
     status = life.see(*healthy(), seconds=190, **at_step(None))
 
     assert stalled(status) == ("True", "NoProgress")
-    assert "no step was reported for 100 s" in condition(status, "Stalled")["message"]
-    assert "/dtj/logs/stacks-*.txt of each pod" in condition(status, "Stalled")["message"]
+    message = condition(status, "Stalled")["message"]
+    assert "no step was reported for 100 s" in message
+    assert "/dtj/logs/stacks-*.txt of each replica" in message
+    assert "a program reports its steps by dtj_trainer.progress.report" in message
+
+
+def test_a_deadline_of_a_stalled_job_names_the_stacks() -> None:
+    life = Life(**policy(activeDeadlineSeconds=300))
+    life.see(*healthy(), seconds=0, **at_step(7))
+    assert stalled(life.see(*healthy(), seconds=150, **at_step(7))) == ("True", "NoProgress")
+
+    failure = life.see(*healthy(), seconds=301, **at_step(7))["failure"]
+
+    assert failure["class"] == "DeadlineExceeded"
+    assert "all pods run, but the step has stayed at 7 for 100 s" in failure["message"]
+    assert "/stacks-*.txt" in failure["message"]
 
 
 def test_report_says_so_once_and_writes_nothing_more() -> None:

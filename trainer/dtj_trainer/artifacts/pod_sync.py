@@ -110,7 +110,7 @@ class PodSync:
         later attempt has begun.
         """
         if self._store is None:
-            log.info("no artifacts are kept: %s is not set", contract.ENV_ARTIFACTS_URI)
+            log.info("no artifacts are kept: the job has no spec.artifacts.uri")
             return None
         store, settings = self._store, self._settings
         near = self._near()
