@@ -19,6 +19,8 @@ from tests.cluster.operator_pods import SELECTOR
 from tests.patience import PATIENCE
 
 VERSION = yaml.safe_load((helm.CHART / "Chart.yaml").read_text())["version"]
+REGISTRY = "docker.io/library"
+"""The registry of images that were loaded without one, as container runtimes name it."""
 
 
 def chart_copy(folder: Path, version: str = VERSION) -> Path:
@@ -92,7 +94,7 @@ class Release:
 
     def _values(self, values: dict[str, Any]) -> str:
         # The images are those of this version, whichever the chart says it is.
-        images = {"image": {"tag": VERSION}, "test": {"image": {"tag": VERSION}}}
+        images = {"image": {"registry": REGISTRY, "tag": VERSION}, "test": {"image": {"tag": VERSION}}}
         budget = {"podDisruptionBudget": {"enabled": install.server_minor() >= install.POLICY_V1_SINCE}}
         return yaml.safe_dump(images | budget | values)
 

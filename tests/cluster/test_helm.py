@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.cluster.jobs import EXAMPLE, PS_EXAMPLE, ROOT, Job, Namespace, kubectl, stub, until
-from tests.cluster.releases import VERSION, Release, chart_copy, granted, without_the_tests_operator
+from tests.cluster.releases import REGISTRY, VERSION, Release, chart_copy, granted, without_the_tests_operator
 from tests.unit.support.authorizer import rights_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
@@ -84,6 +84,10 @@ def test_helms_test_passes(release: Release) -> None:
 
     assert "Phase:          Succeeded" in said
     assert "dtj-operator-test submitted" in said
+    named = re.findall(
+        r"(\S*)dtj-(?:operator|tensorboard|trainer-horovod):", yaml.safe_dump_all(release.objects())
+    )
+    assert {name.rpartition("=")[2] for name in named} == {f"{REGISTRY}/"}
 
     def left() -> list[str]:
         names = kubectl("--namespace", release.namespace, "get", f"{KINDS},{JOBS}", "--output=name").split()

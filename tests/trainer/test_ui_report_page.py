@@ -60,7 +60,7 @@ def test_compared_jobs_have_the_report(browser: Browser, ui: Ui, tmp_path: Path)
         assert pictures.count() == 2
         until(lambda: pictures.first.evaluate("each => each.naturalWidth") > 0, "the picture is drawn")
         page.get_by_label("Compare with").select_option("succeeded")
-        page.get_by_label("Price of a node").fill("$0.90/h")
+        page.get_by_label("Price of a pod").fill("$0.90/h")
         runs.get_by_role("button", name="cost ($)").wait_for()
         name = runs.get_by_role("button", name="run")
         for order in (["running", "succeeded"], ["succeeded", "running"]):

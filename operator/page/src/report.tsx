@@ -47,8 +47,8 @@ export function ReportOf({ jobs }: { jobs: JobKey[] }) {
           </select>
         </label>
         <label>
-          Price of a node an hour{" "}
-          <input type="text" placeholder="$0.90/h" value={price} onInput={(event) => setPrice(event.currentTarget.value)} />
+          Price of a pod an hour, $0.90/h or by role{" "}
+          <input type="text" placeholder="worker=0.90,ps=0.023" value={price} onInput={(event) => setPrice(event.currentTarget.value)} />
         </label>
         <label>
           Group by{" "}
