@@ -53,8 +53,8 @@ def in_float64(*given: object) -> nn.Module:
     return build(*given).double()  # type: ignore[arg-type]
 
 
-def trained(ranks: TensorRanks, *options: str, network: Build = build) -> State:
-    """Train three epochs, which are 21 steps of 16 examples on all ranks; return the weights and the statistics."""
+def trained(ranks: TensorRanks, *options: str, network: Build = build, epochs: int = 3) -> State:
+    """Train epochs of 7 steps of 16 examples on all ranks; return the weights and the statistics."""
     torch_model.build = network  # type: ignore[assignment]
     fixed = ("--optimizer=sgd", "--momentum=0.9", "--data=none")
     flags = {"grad_accumulation": True, "sync_batchnorm": True}
@@ -63,14 +63,14 @@ def trained(ranks: TensorRanks, *options: str, network: Build = build) -> State:
     size = chosen.batch_size * chosen.grad_accumulation
     sharding = Sharding(EXAMPLES, size, rank=ranks.rank, ranks=ranks.size, seed=1)
     step = 0
-    for epoch in range(3):
+    for epoch in range(epochs):
         for share in sharding.epoch(epoch):
             batch = model.prepare(PICTURES.pixels[share.indices], PICTURES.labels[share.indices])
             model.train(batch, share, 0.02, step)
             step += 1
-    assert step == 21
+    assert step == 7 * epochs
     right = ranks.total(model.take_sums(), "examples")
-    assert right[2] == 3 * EXAMPLES, right
+    assert right[2] == epochs * EXAMPLES, right
     model.average_statistics()
     state: State = model.network.state_dict()
     assert len(set(ranks.gather(digest(state), "digest"))) == 1
@@ -105,7 +105,7 @@ def main() -> None:
             "bfloat16": trained(ranks, "--batch-size=8", "--bf16"),
             "Horovod's accumulation": trained(horovod, *accumulated),
             "SyncBatchNorm": trained(ranks, *synchronized, network=smooth),
-            "resnet18": trained(ranks, *resnet18, network=in_float64),
+            "resnet18": trained(ranks, *resnet18, network=in_float64, epochs=1),
             "BatchNorm": trained(ranks, "--batch-size=8", network=smooth),
         }
         beside = {
@@ -117,7 +117,9 @@ def main() -> None:
             whole = trained(alone, "--batch-size=16")
             one = dict.fromkeys(("cnn", "accumulation", "bfloat16", "Horovod's accumulation"), whole)
             one["SyncBatchNorm"] = trained(alone, "--batch-size=16", network=smooth)
-            one["resnet18"] = trained(alone, "--model=resnet18", "--batch-size=16", network=in_float64)
+            one["resnet18"] = trained(
+                alone, "--model=resnet18", "--batch-size=16", network=in_float64, epochs=1
+            )
             together["accumulation of one process"] = trained(
                 alone, "--batch-size=4", "--grad-accumulation=4"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dtj_trainer.contract.distribution import version
+
 GROUP = "dtj.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -23,3 +25,8 @@ LABEL_UID = f"{GROUP}/uid"
 """On pods that another controller makes for a job: the uid of the job."""
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "dtj-operator"
+
+
+def own_image(name: str, registry: str | None = None) -> str:
+    """Return the reference of one of dtj's images in this version. Without a registry, the image is on the nodes."""
+    return "/".join([*([registry.rstrip("/")] if registry else []), f"{name}:{version()}"])

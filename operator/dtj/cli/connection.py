@@ -87,6 +87,15 @@ LocalOption = Annotated[
         help="Use a run of this machine (`dtj run`), or an address in its store, not a job of a cluster.",
     ),
 ]
+RegistryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--registry",
+        envvar="DTJ_IMAGE_REGISTRY",
+        help="Registry of dtj's own image, as image.registry of the chart: registry.example.com/dtj.",
+        metavar="REGISTRY",
+    ),
+]
 EndpointOption = Annotated[
     str | None,
     typer.Option(

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtj.api.base import ApiModel, model_of
 from dtj.api.data import Data
-from dtj.api.identity import API_VERSION, KIND
+from dtj.api.identity import API_VERSION, KIND, own_image
 from dtj.api.spec import (
     Accelerator,
     ArtifactStore,
@@ -20,7 +20,6 @@ from dtj.api.spec import (
 )
 from dtj.api.strategies import RULES
 from dtj.api.yaml_text import dump
-from dtj_trainer.contract.distribution import version
 
 _ONE_LINE = 1 << 30
 
@@ -47,7 +46,7 @@ class Answers:
         """Return an answer as text, or its default if the answer is missing."""
         starter = RULES[self.strategy].starter
         defaults = {
-            "image": "/".join([*filter(None, [self.registry]), f"{starter.image}:{version()}"]),
+            "image": own_image(starter.image, self.registry),
             "command": f"python -m dtj_trainer.programs.{starter.module}",
         }
         return str(getattr(self, option) or defaults.get(option, getattr(self, option)))

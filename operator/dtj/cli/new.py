@@ -13,6 +13,7 @@ from dtj.api.errors import Unusable
 from dtj.api.job_file import read_job_file
 from dtj.api.shown import enumerated
 from dtj.api.strategies import RULES
+from dtj.cli.connection import RegistryOption
 from dtj.cli.job_files import STANDARD_INPUT
 from dtj.cli.job_text import Answers, job_text
 from dtj.cli.terminal import echo, errors, output
@@ -41,13 +42,7 @@ def new(
         str | None, typer.Option(metavar="|".join(RULES), help="How the processes train together.")
     ] = None,
     image: Annotated[str | None, typer.Option(help="Container image; default: the strategy's.")] = None,
-    registry: Annotated[
-        str | None,
-        typer.Option(
-            envvar="DTJ_IMAGE_REGISTRY",
-            help="Registry of the strategy's image, as image.registry of the chart: registry.example.com/dtj.",
-        ),
-    ] = None,
+    registry: RegistryOption = None,
     command: Annotated[
         str | None, typer.Option(help='Program with its arguments, e.g. "python train.py --epochs=3".')
     ] = None,
@@ -90,7 +85,7 @@ def new(
     answers = replace(
         Answers(),
         evaluator=evaluator,
-        registry=(registry or "").rstrip("/"),
+        registry=registry or "",
         **{k: v for k, v in options.items() if v is not None},
     )
     missing = [option for option, value in options.items() if value is None]

@@ -9,7 +9,7 @@ import typer
 
 from dtj.api.errors import Unusable
 from dtj.api.names import is_dns_label
-from dtj.cli.connection import ContextOption, LocalOption, complete_name, opened
+from dtj.cli.connection import ContextOption, LocalOption, RegistryOption, complete_name, opened
 from dtj.cli.places import find, store_of
 from dtj.cli.program_options import split, with_options
 from dtj.cli.terminal import echo
@@ -88,6 +88,7 @@ def serve(
         str | None,
         _manifest_option(about="Of the server; by default dtj-serve of this version.", metavar="IMAGE"),
     ] = None,
+    registry: RegistryOption = None,
     replicas: Annotated[int | None, _manifest_option(about="Pods; 2 by default.", metavar="N", min=1)] = None,
     cpus: Annotated[
         int | None, _manifest_option(about="Processors of a pod; 1 by default.", metavar="N", min=1)
@@ -137,7 +138,7 @@ def serve(
             )
         of_both = {"namespace": namespace, "endpoint": endpoint}
         asked |= {key: value for key, value in of_both.items() if value is not None}
-        echo(_manifests(models, given, asked, kserve=kserve).rstrip())
+        echo(_manifests(models, given, asked, registry=registry, kserve=kserve).rstrip())
         return
     if asked or kserve:
         first = "kserve" if kserve else next(iter(asked)).replace("_", "-")
@@ -163,8 +164,16 @@ def serve(
     run(command("dtj_trainer.serving.serve", named, *split(OPTIONS, given)), stores)
 
 
-def _manifests(models: list[str], given: Mapping[str, Any], asked: dict[str, Any], *, kserve: bool) -> str:
+def _manifests(
+    models: list[str],
+    given: Mapping[str, Any],
+    asked: dict[str, Any],
+    *,
+    registry: str | None,
+    kserve: bool,
+) -> str:
     # Import here: a server starts faster without the resource's models.
+    from dtj.api.identity import own_image
     from dtj.api.yaml_text import dump_all
     from dtj.plan import model_server
 
@@ -188,7 +197,11 @@ def _manifests(models: list[str], given: Mapping[str, Any], asked: dict[str, Any
     } | {"threads": threads}
     options, flags = split(OPTIONS, {**dict.fromkeys(own), **changed})
     server = model_server.ModelServer(
-        **{"name": model_server.default_name(uris), **asked},
+        **{
+            "name": model_server.default_name(uris),
+            "image": own_image(model_server.IMAGE, registry),
+            **asked,
+        },
         models=uris,
         port=given["port"],
         options=(*(f"--{name}={value}" for name, value in options.items() if value is not None), *flags),

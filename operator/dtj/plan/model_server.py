@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtj.api.base import OBJECT_NAME
+from dtj.api.identity import own_image
 from dtj.api.job import POD_USER, Manifest
 from dtj.api.names import LABEL_LENGTH, is_dns_label, is_namespace
 from dtj.api.quantities import amount
 from dtj.api.spec import HTTP_URL, S3_URI
 from dtj.api.validation import IMAGE_REFERENCE
 from dtj.plan.pods import ON_LINUX, pod_security, with_restricted_security
-from dtj_trainer.contract.distribution import version
 
-DEFAULT_IMAGE = f"dtj-serve:{version()}"
+IMAGE = "dtj-serve"
 CONTAINER = "serve"
 KSERVE_CONTAINER = "kserve-container"
 """The name by which KServe knows a predictor's container."""
@@ -38,7 +38,7 @@ class ModelServer:
 
     name: str
     models: Mapping[str, str]
-    image: str = DEFAULT_IMAGE
+    image: str = own_image(IMAGE)
     namespace: str | None = None
     replicas: int = 2
     cpus: int = 1

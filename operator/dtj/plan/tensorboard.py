@@ -10,7 +10,7 @@ import hashlib
 import json
 from typing import Any
 
-from dtj.api.identity import GROUP, LABEL_MANAGED_BY, LABEL_TENSORBOARD, MANAGER
+from dtj.api.identity import GROUP, LABEL_MANAGED_BY, LABEL_TENSORBOARD, MANAGER, own_image
 from dtj.api.job import Job, Manifest
 from dtj.api.names import tensorboard_name
 from dtj.api.pod_template import TENSORBOARD_CONTAINER
@@ -25,9 +25,8 @@ from dtj.plan.pods import (
     with_restricted_security,
 )
 from dtj_trainer import contract
-from dtj_trainer.contract.distribution import version
 
-DEFAULT_IMAGE = f"dtj-tensorboard:{version()}"
+DEFAULT_IMAGE = own_image("dtj-tensorboard")
 ANNOTATION_DIGEST = f"{GROUP}/spec-digest"
 """A digest of the Deployment's spec. The server adds defaults, so that the stored spec can't be compared itself."""
 OFF = "off"

@@ -115,6 +115,17 @@ def printed(*words: str) -> list[dict[str, Any]]:
     return [*yaml.safe_load_all(result.stdout)]
 
 
+def test_the_image_of_the_server_comes_from_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTJ_IMAGE_REGISTRY", "registry.example.com/dtj/")
+    for words, image in (
+        ((), f"registry.example.com/dtj/dtj-serve:{version()}"),
+        (("--registry=localhost:5000",), f"localhost:5000/dtj-serve:{version()}"),
+        (("--image=mine:1",), "mine:1"),
+    ):
+        (container,) = printed(f"vgg={URI}", *words)[0]["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == image
+
+
 def test_the_manifest_runs_the_program_with_what_was_given(started: list[list[str]]) -> None:
     deployment, service, budget = printed(
         f"vgg={URI}", "--secret=s3", "--max-batch=8", "--pin", "--port=9000"
