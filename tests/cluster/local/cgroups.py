@@ -15,16 +15,24 @@ ROOT = Path("/sys/fs/cgroup")
 PREFIX = "dtj-"
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids")
 REMOVE_SECONDS = 10.0
+CPU_SHARES, WEIGHT_OF_PODS = "cpu.shares", 16 * 1024
+"""As many as 16 processes."""
 
 
 def create(name: str) -> None:
-    """The kubelet wants its root cgroup to be there; cpuset's is of no use until it has processors."""
+    """The kubelet wants its root cgroup to be there; cpuset's is of no use until it has processors.
+
+    By default a cgroup has the weight of one process beside it. All pods of a node would then get as much of the
+    processors as one process of the tests, and a training in a pod would take a quarter of an hour on a busy machine.
+    """
     for hierarchy in _hierarchies():
         folder = hierarchy / name
         folder.mkdir(exist_ok=True)
         for setting in ("cpuset.mems", "cpuset.cpus"):
             if (hierarchy / setting).exists() and not (folder / setting).read_text().strip():
                 (folder / setting).write_text((hierarchy / setting).read_text())
+        if (folder / CPU_SHARES).exists():
+            (folder / CPU_SHARES).write_text(str(WEIGHT_OF_PODS))
 
 
 def processes(name: str = f"{PREFIX}*") -> set[int]:
