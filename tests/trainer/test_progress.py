@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.trainer.conftest import REPOSITORY
@@ -164,7 +165,10 @@ def test_step_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     watch = ProgressWatch(path, phases)
     assert watch.step_at(0) is None
     times = iter((10, 20, 30, 40))
-    monkeypatch.setattr("dtj_trainer.launch.progress_watch.time.time_ns", lambda: next(times))
+    # The module's own `time`: threads that another test has left also ask Python's.
+    monkeypatch.setattr(
+        "dtj_trainer.launch.progress_watch.time", SimpleNamespace(time_ns=lambda: next(times))
+    )
     for step in (0, 5, 9):
         path.write_text(json.dumps({"step": step}))
         watch.now()

@@ -26,7 +26,7 @@ from dtj.cli.run_pages import page_of
 from dtj.report.run import Run, read_metrics
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Browser, Locator, Page, Route
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +143,34 @@ def test_a_fault_of_a_job_file_leads_to_its_line(browser: Browser, ui: Ui) -> No
         visit.page.get_by_role("button", name=re.compile("^Line ")).first.click()
         selected = file.evaluate("area => area.value.slice(area.selectionStart, area.selectionEnd)")
         assert selected.strip().startswith("strategy: Ring")
+
+
+def test_a_late_answer_to_an_earlier_text_does_not_count(browser: Browser, ui: Ui) -> None:
+    validate = "**/api/v1/validate"
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        if "strategy: Ring" in (route.request.post_data or ""):
+            held.append(route)
+        else:
+            route.continue_()
+
+    with visiting(browser, ui.address) as visit:
+        page = visit.page
+        page.get_by_role("link", name="New job").click()
+        page.get_by_text("training is valid: Horovod").wait_for()
+        file = page.get_by_label("Job file")
+        text = file.input_value()
+        page.route(validate, hold)
+        with page.expect_request(validate):
+            file.fill(text.replace("strategy: Horovod", "strategy: Ring"))
+        file.fill(text.replace("name: training", "name: other"))
+        page.get_by_text("other is valid: Horovod").wait_for()
+        with page.expect_response(validate):
+            held[0].continue_()
+        page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+        assert page.get_by_text("other is valid: Horovod").is_visible()
+        assert page.get_by_role("button", name="Create").is_enabled()
 
 
 def test_columns_filter_and_order(browser: Browser, ui: Ui) -> None:

@@ -27,8 +27,20 @@ export function Editor({ from, about }: { from: From | undefined; about: About |
   }, [path]);
   useEffect(() => {
     if (!text) return;
-    const timer = setTimeout(() => send<Checked>("POST", "validate", { text }).then(setChecked, refused), SETTLE_MILLISECONDS);
-    return () => clearTimeout(timer);
+    // Answers may arrive in another order than their requests: only that for the present text counts.
+    let present = true;
+    const timer = setTimeout(
+      () =>
+        send<Checked>("POST", "validate", { text }).then(
+          (answer) => present && setChecked(answer),
+          (error: unknown) => present && refused(error),
+        ),
+      SETTLE_MILLISECONDS,
+    );
+    return () => {
+      present = false;
+      clearTimeout(timer);
+    };
   }, [text]);
 
   const create = async (event: Event) => {
