@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 KUSTOMIZED = sorted(
     path.parent
     for path in MANIFESTS.rglob("kustomization.yaml")
-    # A component makes nothing alone; the overlay eks has it.
+    # kustomize renders a component only as part of another kustomization, as of the overlay eks.
     if path.parent.name != "crd" and path.parent.parent.name != "components"
 )
 EXAMPLES = sorted(path for path in (MANIFESTS / "examples").rglob("*.yaml"))

@@ -29,4 +29,5 @@ MANAGER = "dtj-operator"
 
 def own_image(name: str, registry: str | None = None) -> str:
     """Return the reference of one of dtj's images in this version. Without a registry, the image is on the nodes."""
-    return "/".join([*([registry.rstrip("/")] if registry else []), f"{name}:{version()}"])
+    image = f"{name}:{version()}"
+    return f"{registry.rstrip('/')}/{image}" if registry else image

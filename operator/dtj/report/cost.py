@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dtj.api.errors import Unusable
+from dtj.api.horovod import LAUNCHER
 from dtj.api.shown import enumerated
 from dtj.api.spec import ROLES
 from dtj.report.summary import Summary
 
 _PRICE = re.compile(r"(?P<currency>[^\d\s.,=-]*)\s*(?P<amount>\d+(\.\d+)?)\s*(/\s*h)?")
-_LAUNCHER = "launcher"
-"""Has no rank and requests a tenth of a processor by default, so that it shares a node."""
-_OF_NODES = [role for role in ROLES if role != _LAUNCHER]
+# A launcher has no rank and requests a tenth of a processor by default, so that it shares a node.
+_OF_NODES = [role for role in ROLES if role != LAUNCHER]
 _FORMS = "give one price per hour for every pod, such as 0.90/h, or one for each role, such as worker=0.90,ps=0.023"
 
 
@@ -55,7 +55,7 @@ def read_price(text: str) -> Price:
     if len(currencies) > 1:
         raise Unusable(f"{text!r} has the currencies {enumerated(currencies, 'and')}", "give one currency")
     if "" in amounts:
-        amounts = {_LAUNCHER: 0.0, **dict.fromkeys(_OF_NODES, amounts[""])}
+        amounts = {LAUNCHER: 0.0, **dict.fromkeys(_OF_NODES, amounts[""])}
     return Price(amounts, "".join(currencies))
 
 

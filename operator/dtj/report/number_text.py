@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Context
 
 _LEAST, _MOST = 1e-3, 1e9
-"""Numbers outside these bounds have a power of ten: 5e-5."""
+"""Numbers outside these bounds are written with a power of ten: 5e-5."""
 _MOST_DIGITS = 15
 """A float has no more."""
 

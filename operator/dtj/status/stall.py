@@ -79,7 +79,8 @@ def look(draft: Draft, expected: Expected, observed: Observed, named: Mapping[st
     where = "no step was reported" if step is None else f"the step has stayed at {step}"
     stacks = f"the stacks of all ranks are in {_stacks(expected)}"
     if step is None:
-        stacks += "; a program reports its steps by dtj_trainer.progress.report or in /dtj/run/progress.json"
+        file = contract.ROOT / contract.PROGRESS_FILE
+        stacks += f"; a program reports its steps by dtj_trainer.progress.report or in {file}"
     if ended:
         where = f"{some(ended)} ended with exit code 0, and {where}"
     message = f"all pods run, but {where} for {timeout} s (runPolicy.stallTimeoutSeconds); {stacks}"

@@ -5,7 +5,7 @@ export const NONE = "–";
 /** Writes a value: with at most `digits` significant digits, and in the form that suits `size`. */
 export type Form = (value: number | null | undefined, digits?: number, size?: number) => string;
 
-/** Numbers outside these bounds have a power of ten: 5e-5. */
+/** Numbers outside these bounds are written with a power of ten: 5e-5. */
 const [LEAST, MOST] = [1e-3, 1e9];
 /** A float has no more. */
 const MOST_DIGITS = 15;

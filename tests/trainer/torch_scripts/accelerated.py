@@ -20,6 +20,6 @@ rank, world = accelerator.process_index, accelerator.num_processes
 print(
     f"rank {rank} of {world}, local {accelerator.local_process_index}: slope {slope.item():.3f}", flush=True
 )
-# A DDP model that outlives its group may wait for ever for gloo: docs/troubleshooting.md.
+# A DDP model that outlives its process group may hang: docs/troubleshooting.md.
 model, optimizer, batches = accelerator.free_memory(model, optimizer, batches)
 accelerator.end_training()

@@ -66,7 +66,7 @@ def main(total_epochs, batch_size, snapshot_path):
     world = int(os.environ["WORLD_SIZE"])
     slope = sum_of_slopes.item() / world
     print(f"rank {trainer.global_rank} of {world}, local {trainer.local_rank}: slope {slope:.3f}", flush=True)
-    del trainer  # A DDP model that outlives its group may wait for ever for gloo: docs/troubleshooting.md.
+    del trainer  # A DDP model that outlives its process group may hang: docs/troubleshooting.md.
     destroy_process_group()
 
 

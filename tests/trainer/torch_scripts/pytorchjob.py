@@ -54,7 +54,7 @@ def main():
         dist.all_reduce(slope)
     print(f"rank {RANK} of {WORLD_SIZE}: slope {slope.item() / WORLD_SIZE:.3f}", flush=True)
     if is_distributed():
-        del model  # A DDP model that outlives its group may wait for ever for gloo: docs/troubleshooting.md.
+        del model  # A DDP model that outlives its process group may hang: docs/troubleshooting.md.
         dist.destroy_process_group()
 
 

@@ -23,12 +23,11 @@ import pytest
 from dtj_trainer.contract import distribution
 from dtj_trainer.contract.distribution import FORMER_NAME, NAME, install_line
 from tests.unit.project.test_layout import PROJECT, ROOT
+from tests.unit.project.test_release import git
 
 TRACKED = [
     ROOT / name
-    for name in subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split("\0")
+    for name in git(ROOT, "ls-files", "-z").split("\0")
     if name.endswith((".md", ".py", ".sh", ".toml", ".yaml", ".yml", "Dockerfile", "Makefile"))
 ]
 CALLED = re.compile(r"install_line\(([^)\n]*)\)")
