@@ -228,6 +228,30 @@ def test_a_file_is_saved(browser: Browser, ui: Ui, tmp_path: Path) -> None:
         assert (tmp_path / "saved").read_text() == HOSTILE
 
 
+def test_a_request_that_the_browser_ends_is_sent_again_unless_it_acts(browser: Browser, ui: Ui) -> None:
+    ended: list[str] = []
+
+    def end_once(route: Route) -> None:
+        if route.request.url in ended:
+            route.continue_()
+        else:
+            ended.append(route.request.url)
+            route.abort()
+
+    with visiting(browser, ui.address) as visit:
+        visit.page.route("**/api/v1/**", end_once)
+        open_job(visit.page, "running")
+        visit.page.get_by_text("Files in the bucket", exact=True).click()
+        with visit.page.expect_download():
+            visit.page.get_by_role("button", name="Save model/model.html").click()
+        assert ended
+        visit.page.get_by_role("button", name="Suspend").click()
+        visit.page.get_by_role("dialog").get_by_role("button", name="Suspend", exact=True).click()
+        visit.page.get_by_text("dtj ui does not answer").wait_for()
+        assert not ui.cluster.jobs["running"]["spec"].get("runPolicy", {}).get("suspend")
+        visit.faults[:] = [fault for fault in visit.faults if "net::ERR_FAILED" not in fault]
+
+
 ROUTES = (
     "#/",
     "#/jobs/ml%2Frunning",

@@ -114,6 +114,8 @@ export class Refused extends Error {
 }
 
 const KEY = "dtj-ui-token";
+/** The pauses before a question is asked again whose answer did not come. */
+const PAUSES_MILLISECONDS = [200, 1000];
 
 /** Take the token from the address once, so that the address can be shared without it. */
 export function takeToken(): void {
@@ -161,12 +163,28 @@ export function reportPath(
   return `${name}?${query}`;
 }
 
+/**
+ * The answer to a request. A browser ends its requests when the machine gets or loses a network device, also requests
+ * to the machine itself, so a question is asked again. An action is sent once: the server may have done it.
+ */
+async function answered(path: string, init: RequestInit): Promise<Response> {
+  for (const pause of init.method === undefined ? PAUSES_MILLISECONDS : []) {
+    try {
+      return await fetch(path, init);
+    } catch (error) {
+      if (error instanceof DOMException) throw error;
+      await new Promise((then) => setTimeout(then, pause));
+    }
+  }
+  return fetch(path, init);
+}
+
 async function ask(path: string, init: RequestInit = {}): Promise<Response> {
   const headers = new Headers(init.headers);
   headers.set("Authorization", `Bearer ${sessionStorage.getItem(KEY) ?? ""}`);
   let answer: Response;
   try {
-    answer = await fetch(`/api/v1/${path}`, { ...init, headers });
+    answer = await answered(`/api/v1/${path}`, { ...init, headers });
   } catch (error) {
     if (error instanceof DOMException) throw error;
     throw new Refused(0, "dtj ui does not answer", "start it again with `dtj ui`, and open the address that it prints");
