@@ -254,7 +254,7 @@ class FolderStore(Store):
         super().__init__(S3Location("folder", ""))
         self._folder = folder
 
-    def get_with_sha256(self, key: str, path: Path) -> str:
+    def get_with_sha256(self, key: str, path: Path, *, small: bool = False) -> str:
         shutil.copyfile(self._folder / key, path)
         return sha256_of(path)
 

@@ -92,7 +92,7 @@ class MemoryStore(Store):
     def get_file(self, key: str, path: Path) -> None:
         path.write_bytes(self.get_with_etag(key)[0])
 
-    def get_with_sha256(self, key: str, path: Path) -> str:
+    def get_with_sha256(self, key: str, path: Path, *, small: bool = False) -> str:
         self.get_file(key, path)
         return hashlib.sha256(path.read_bytes()).hexdigest()
 

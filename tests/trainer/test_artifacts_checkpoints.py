@@ -511,11 +511,11 @@ def test_interrupted_restore_fetches_only_what_is_missing(folder, store, tmp_pat
     get = type(store).get_with_sha256
     fetched: list[str] = []
 
-    def breaks_at_b(self, key, path):
+    def breaks_at_b(self, key, path, **small):
         fetched.append(key)
         if fetched.count("b") == 1 and key == "b":
             raise s3.S3Error("S3 went away", transient=True)
-        return get(self, key, path)
+        return get(self, key, path, **small)
 
     monkeypatch.setattr(type(store), "get_with_sha256", breaks_at_b)
     with pytest.raises(s3.S3Error):

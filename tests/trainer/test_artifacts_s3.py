@@ -194,6 +194,30 @@ def test_a_download_goes_on_where_its_connection_broke(job_store, client, tmp_pa
     assert len(set(asked)) == len(asked), "nothing that had arrived is fetched again"
 
 
+def test_a_small_object_takes_one_request_and_one_more_when_the_connection_breaks(
+    job_store, client, tmp_path, monkeypatch
+):
+    job_store.put_bytes("key", b"small" * 1000)
+    get, asked = client.get_object, []
+
+    def breaks(**request):
+        asked.append(request)
+        answer = get(**request)
+        if len(asked) == 1:
+            monkeypatch.setattr(answer["Body"], "read", failing)
+        return answer
+
+    def failing(_):
+        raise ResponseStreamingError(error="connection broken")
+
+    monkeypatch.setattr(client, "get_object", breaks)
+    monkeypatch.setattr(client, "head_object", None)
+    sha256 = Store(job_store.location, client).get_with_sha256("key", tmp_path / "back", small=True)
+    assert sha256 == sha256_of(tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"small" * 1000
+    assert len(asked) == 2
+
+
 def test_an_object_that_changes_while_it_is_fetched_is_not_mixed(job_store, client, tmp_path, monkeypatch):
     (tmp_path / "whole").write_bytes(LARGE)
     job_store.put_file("key", tmp_path / "whole")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts import backoff, checkpoints, sync_loop
+from dtj_trainer.artifacts import backoff, checkpoints, file_fetch, sync_loop
 from dtj_trainer.artifacts.backoff import Deadline
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile
@@ -98,15 +98,16 @@ def test_a_restore_that_brings_bytes_outlasts_the_timeout(
     source.put_bytes("1/manifest.json", Manifest(1, "t", 1, (Entry("1", "directory"),), files).to_json())
     fetch, fetched = Store.get_with_sha256, []
 
-    def slowly(store: Store, key: str, path: Path) -> str:
+    def slowly(store: Store, key: str, path: Path, **small: bool) -> str:
         if len(fetched) % 2:
             fetched.append("")
             raise S3Error("connection reset", transient=True)
         now[0] += 100
         fetched.append(key)
-        return fetch(store, key, path)
+        return fetch(store, key, path, **small)
 
     monkeypatch.setattr(Store, "get_with_sha256", slowly)
+    monkeypatch.setattr(file_fetch, "SMALL_BYTES", 0)  # One after the other.
     uri, resume = (f"{job_uri}/new", job_uri) if other else (job_uri, "Auto")
     settings = SyncSettings(tmp_path, tmp_path, uri, "primary", 1, resume, 3, 1.0)
     sync = PodSync(settings, lambda _: None)

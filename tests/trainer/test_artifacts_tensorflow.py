@@ -150,8 +150,8 @@ def test_mirror_tries_a_damaged_download_again(folder, store, restored, monkeypa
     clock, fetched = [0.0], []
     get = type(store).get_with_sha256
 
-    def get_damaged(self, key, path):
-        sha256 = get(self, key, path)
+    def get_damaged(self, key, path, **small):
+        sha256 = get(self, key, path, **small)
         if path.name == "model.ckpt-120.index":
             fetched.append(clock[0])
             path.write_text("damaged")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.store import Store
 
 log = logging.getLogger(__name__)
+
+SMALL_BYTES = 2**20
+"""Files of fewer bytes are fetched several at a time: the answer of the bucket takes longer than the bytes."""
+AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,14 @@ def fetch_files(checkpoint: Store, files: Iterable[StoredFile], folder: Path, ne
     Files that an interrupted call already fetched are not fetched again. Pods with one cache fetch different files at
     a time: each goes to the next file while another fetches one. Raises S3Error and OSError.
     """
+    files = list(files)
+    small = [] if near.cache else [file for file in files if file.size < SMALL_BYTES]
+    if len(small) > 1:
+        if fault := _fetch_at_once(checkpoint, small, folder, near):
+            return fault
+        files = [file for file in files if file.size >= SMALL_BYTES]
     left: list[StoredFile] = []
-    for file in near.peers.in_own_order(list(files)) if near.peers else files:
+    for file in near.peers.in_own_order(files) if near.peers else files:
         try:
             if fault := _fetch(checkpoint, file, folder / file.path, near, wait=False):
                 return fault
@@ -61,6 +72,17 @@ def fetch_files(checkpoint: Store, files: Iterable[StoredFile], folder: Path, ne
         if fault := _fetch(checkpoint, file, folder / file.path, near, wait=True):
             return fault
     return None
+
+
+def _fetch_at_once(checkpoint: Store, files: list[StoredFile], folder: Path, near: Near) -> str | None:
+    with ThreadPoolExecutor(AT_ONCE, "small file") as pool:
+        fetching = [
+            pool.submit(_fetch, checkpoint, file, folder / file.path, near, wait=True) for file in files
+        ]
+        try:
+            return next((fault for each in fetching if (fault := each.result())), None)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _fetch(checkpoint: Store, file: StoredFile, path: Path, near: Near, *, wait: bool) -> str | None:
@@ -101,7 +123,7 @@ def _arrived(checkpoint: Store, file: StoredFile, path: Path, peers: CheckpointP
 def _downloaded(checkpoint: Store, file: StoredFile, path: Path) -> str | None:
     """Download one file and verify it; return a description of the fault, or None."""
     try:
-        sha256 = checkpoint.get_with_sha256(file.key, path)
+        sha256 = checkpoint.get_with_sha256(file.key, path, small=file.size < SMALL_BYTES)
     except NoSuchKey:
         return f"{file.path} is missing in the bucket"
     except (DamagedObject, Changed) as error:

@@ -69,15 +69,29 @@ def download(client: S3Client, version: Version, arriving: ArrivingFile, receive
             raise
 
 
+def fetch_whole(client: S3Client, bucket: str, key: str, arriving: ArrivingFile, received: ByteCount) -> None:
+    """Fetch an object of at most PART_BYTES by one request; of a larger one only the beginning.
+
+    Raises as `download`.
+    """
+    broken = _broken()
+    for last in [False] * (TRIES - 1) + [True]:
+        content = b""
+        try:
+            with contextlib.closing(client.get_object(Bucket=bucket, Key=key)["Body"]) as body:
+                while len(content) < PART_BYTES and (block := body.read(_BLOCK_BYTES)):
+                    content += block
+            break
+        except broken:
+            if last:
+                raise
+    received.add(len(content))
+    arriving.append(content)
+
+
 def _fetch_part(client: S3Client, version: Version, file: FileIO, received: ByteCount, start: int) -> int:
     """Fetch one part; return the offset of its end."""
-    from botocore import exceptions
-
-    broken = (
-        exceptions.ReadTimeoutError,
-        exceptions.ResponseStreamingError,
-        exceptions.IncompleteReadError,
-    )
+    broken = _broken()
     at, end = start, min(start + PART_BYTES, version.size)
     for last in [False] * (TRIES - 1) + [True]:
         try:
@@ -93,6 +107,13 @@ def _fetch_part(client: S3Client, version: Version, file: FileIO, received: Byte
             if last:
                 raise
     return end
+
+
+def _broken() -> tuple[type[Exception], ...]:
+    """Return the errors of a connection that breaks while a body is read, which botocore does not try again."""
+    from botocore import exceptions
+
+    return exceptions.ReadTimeoutError, exceptions.ResponseStreamingError, exceptions.IncompleteReadError
 
 
 def _write(file: FileIO, block: bytes, at: int) -> int:

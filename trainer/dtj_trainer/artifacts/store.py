@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dtj_trainer.artifacts import s3, s3_answers
 from dtj_trainer.artifacts.arriving_file import ArrivingFile
 from dtj_trainer.artifacts.multipart import Put, Uploads
-from dtj_trainer.artifacts.ranged_download import ByteCount, Version, download
+from dtj_trainer.artifacts.ranged_download import ByteCount, Version, download, fetch_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -208,13 +208,19 @@ class Store:
                 Config=s3.transfer_config(),
             )
 
-    def get_with_sha256(self, key: str, path: Path) -> str:
+    def get_with_sha256(self, key: str, path: Path, *, small: bool = False) -> str:
         """Download an object to `path`; return the SHA-256 of the file.
+
+        small: the object is known to fit into memory, and is fetched by one request.
 
         Raises `Changed` when the object changes during the download, `NoSuchKey` when it does not exist.
         """
         with ArrivingFile(path) as arriving:
-            self.get_rest(key, arriving)
+            if small:
+                with self._sentences(self.uri(key)):
+                    fetch_whole(self._client, self.location.bucket, self._name(key), arriving, self.received)
+            else:
+                self.get_rest(key, arriving)
             arriving.put()
             return arriving.sha256
 
