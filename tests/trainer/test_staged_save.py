@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,27 @@ def test_a_copy_is_written_as_the_state_was(size: int, staged: StagedState, tmp_
         assert content(tmp_path / "copy") == content(tmp_path / "by torch")
         assert number == 0 or descriptors() <= opened  # The next copy has the same memory.
         opened = descriptors()
+
+
+def test_a_copier_that_ends_after_each_copy_makes_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of PyTorch 2.11."""
+    stage = staging.DefaultStager._stage
+
+    def stage_once(stager: staging.DefaultStager, *given: Any, **named: Any) -> Any:
+        copy = stage(stager, *given, **named)
+        stager._state_dict_stager.close()
+        return copy
+
+    monkeypatch.setattr(staging.DefaultStager, "_stage", stage_once)
+    options = staging.StagingOptions(
+        use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+    )
+    stager = staging.Stager(options)
+    for value in (1, 2):
+        assert (
+            stager.stage({"state": {0: defaultdict(dict, at=torch.tensor(value))}})["state"][0]["at"] == value
+        )
+    stager.close()
 
 
 def test_errors_of_the_process_are_raised_and_its_death_leaves_no_half_checkpoint(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import contextmanager
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -113,6 +114,13 @@ class C10dRanks(TensorRanks):
                 tensor.detach().copy_(sent)
 
 
+_WITHOUT_BROADCASTS: dict[str, Any] = next(
+    {name: False}
+    for name in ("forward_sync_buffers", "broadcast_buffers")  # PyTorch 2.11 has the second name alone.
+    if name in signature(DistributedDataParallel).parameters
+)
+
+
 class _DistributedDataParallel(GradientAveraging):
     """See GradientAveraging."""
 
@@ -123,7 +131,7 @@ class _DistributedDataParallel(GradientAveraging):
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         # The training averages BatchNorm's statistics before each test and checkpoint. Broadcasts of rank 0's
         # statistics before each pass would discard those of the others.
-        averaged = DistributedDataParallel(network, forward_sync_buffers=False, gradient_as_bucket_view=True)
+        averaged = DistributedDataParallel(network, **_WITHOUT_BROADCASTS, gradient_as_bucket_view=True)
         super().__init__(averaged, optimizer)
 
     def accumulating(self) -> AbstractContextManager[object]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
@@ -27,6 +27,7 @@ from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.data.sharding import Sharding
 from dtj_trainer.torch import saved_model, sharded_files
 from dtj_trainer.torch.model import digest_of
+from dtj_trainer.torch.staging import Stager
 from dtj_trainer.train.background_save import BackgroundSave
 from dtj_trainer.train.file_saver import model_facts, run_at, why_not
 from dtj_trainer.train.protocols import Position, RanksDiverged, Saver
@@ -62,7 +63,7 @@ class ShardedSaver(Saver):
         # The ranks' threads exchange in it, while the training exchanges in other groups.
         self._group = dist.new_group(backend="gloo")
         gpu = any(each.is_cuda for each in self._weights.values())
-        self._stager = DefaultStager(
+        self._stager = Stager(
             StagingOptions(
                 use_pinned_memory=gpu,
                 use_shared_memory=False,

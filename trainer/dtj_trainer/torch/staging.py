@@ -20,6 +20,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class Stager(DefaultStager):
+    """A stager for many copies. PyTorch 2.11 ends its copier after each copy: the next one would raise KeyError."""
+
+    def __init__(self, options: StagingOptions) -> None:
+        super().__init__(options)
+        copier = self._state_dict_stager
+        self._end_copies = copier.close
+        copier.close = lambda: None  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        """Free the copy."""
+        super().close()
+        self._end_copies()  # type: ignore[no-untyped-call]
+
+
 class StagedState:
     """The copy of one rank's state. It stays in memory for the next save: the state's size, once.
 
@@ -27,7 +42,7 @@ class StagedState:
     """
 
     def __init__(self) -> None:
-        self._stager: DefaultStager | None = None
+        self._stager: Stager | None = None
         self._process: SaveProcess | None = None
         self._refused = False
 
@@ -57,7 +72,7 @@ class StagedState:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
                 self._process = SaveProcess()
             gpu = any(tensor.is_cuda for tensor in tensors)
-            self._stager = DefaultStager(
+            self._stager = Stager(
                 StagingOptions(
                     use_pinned_memory=gpu,
                     use_shared_memory=large,
