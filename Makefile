@@ -30,7 +30,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster bench-serve
+.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster bench-serve gpu-kit
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -147,6 +147,9 @@ bench-data: $(VENV)  ## reading of data sets from S3, beside GETs and other libr
 
 bench-history: $(VENV)  ## the history of 10,000 ended jobs: newest jobs, filling of the cache, sorting, memory
 	@$(PY) -m tests.bench.history
+
+gpu-kit: $(DEV_VENV)  ## collect what a bare machine with a GPU needs for `python3 tests/gpu/run.py`, in build/gpu-kit
+	@$(PY) -m tests.gpu.kit
 
 bench-serve: $(VENV)  ## `dtj serve` beside the bare session, a minimal server, LitServe and TorchServe; 1.2 GB of environments
 	@$(PY) -m tests.bench.serve

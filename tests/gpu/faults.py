@@ -1,0 +1,109 @@
+"""Rows of faults that dtj has to name by words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from tests.gpu.place import PROGRAM, CheckFailed, Place
+from tests.gpu.sheet import Sheet, needs_gpu
+
+_TOO_LARGE = "import torch; kept = [torch.empty(2**34, dtype=torch.uint8, device='cuda') for _ in range(64)]"
+_ILLEGAL = """
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def write(at):
+    tl.store(at + 2**45, 1)
+
+write[(1,)](torch.zeros(1, dtype=torch.int32, device="cuda"))
+torch.cuda.synchronize()
+"""
+_FILL = """
+import sys, torch
+torch.zeros(1, device="cuda")
+left = torch.cuda.mem_get_info()[0] - 600 * 2**20
+kept = torch.empty(left, dtype=torch.uint8, device="cuda")
+print("filled", flush=True)
+sys.stdin.read()
+"""
+
+
+def two_ranks(at: Place) -> Iterator[Sheet]:
+    """Start two ranks on one GPU."""
+    name = "two ranks on one GPU"
+    if not at.gpu:
+        yield needs_gpu(name)
+        return
+    row = Sheet(name)
+    with at.job("two-ranks", [at.python, "-m", PROGRAM], ["--model=cnn"], gpus=1, ranks=2) as run:
+        row.names(
+            "2 ranks on this host have 1 of its GPUs, and NCCL needs one for each rank", run.ended(1, 60)
+        )
+        row.require(
+            run.status["failure"]["class"] == "NoAccelerator", f"the failure is {run.status['failure']}"
+        )
+    yield row
+
+
+def no_gpu(at: Place) -> Iterator[Sheet]:
+    """Start the program with an empty CUDA_VISIBLE_DEVICES where a GPU was asked for."""
+    row = Sheet("CUDA_VISIBLE_DEVICES empty")
+    variables = {"CUDA_VISIBLE_DEVICES": "", "DTJ_GPUS": "1", "DTJ_GPU_RESOURCE": "nvidia.com/gpu"}
+    try:
+        at.module(PROGRAM, f"--data={at.data}", env={**variables, "DTJ_ROOT": str(at.folder / "no-gpu")})
+        row.require(False, "the program trains without the GPU that it was given")
+    except CheckFailed as error:
+        row.names("1 of nvidia.com/gpu was asked for, and PyTorch", str(error))
+    yield row
+
+
+def fewer_gpus(at: Place) -> Iterator[Sheet]:
+    """Ask for more GPUs than the machine has."""
+    row = Sheet("fewer GPUs than asked for")
+    with at.job("fewer", [at.python, "-m", PROGRAM], gpus=64) as run:
+        row.names("the job asks for 64 GPUs, this machine has", run.ended(2, 30))
+    yield row
+
+
+def broken(at: Place) -> Iterator[Sheet]:
+    """Run out of GPU memory, and write outside of it."""
+    for name, code, words in (
+        ("out of GPU memory", _TOO_LARGE, "CUDA out of memory"),
+        ("illegal access", _ILLEGAL, "illegal memory access"),
+    ):
+        if not at.gpu:
+            yield needs_gpu(name)
+            continue
+        row = Sheet(name)
+        script = at.folder / f"{name.split()[0]}.py"
+        script.write_text(code)
+        with at.job(script.stem, [at.python, str(script)]) as run:
+            run.ended(1, 60)
+            row.names(words, str(run.status["failure"]))
+        yield row
+
+
+def filled(at: Place) -> Iterator[Sheet]:
+    """Train on a GPU that another process has filled."""
+    name = "a GPU that another process has filled"
+    if not at.gpu:
+        yield needs_gpu(name)
+        return
+    row = Sheet(name)
+    filler = subprocess.Popen(
+        [sys.executable, "-c", _FILL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert filler.stdout is not None
+        row.require(filler.stdout.readline() == "filled\n", "no memory was left to fill")
+        args = ["--model=resnet18", "--batch-size=4096", "--max-steps=5"]
+        with at.job("filled", [at.python, "-m", PROGRAM], args) as run:
+            run.ended(1, 60)
+            row.names("out of memory", str(run.status["failure"]))
+    finally:
+        filler.kill()
+        filler.wait()
+    yield row
