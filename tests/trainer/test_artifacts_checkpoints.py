@@ -503,6 +503,19 @@ def test_restored_checkpoint_is_not_uploaded_again(folder, store, tmp_path):
     assert store.get_bytes("1/manifest.json") == before
 
 
+def test_a_link_without_a_target_keeps_no_checkpoint_back(folder, store, tmp_path):
+    nested = folder / "1" / "nested"
+    nested.mkdir(parents=True)
+    (nested / "state").write_text("state")
+    (nested / "a").symlink_to("nowhere")
+    (nested / "b").symlink_to("b")
+    (nested / "c").symlink_to("state")
+    upload(folder, store)
+    assert restore(store, other(tmp_path), "Auto") is not None
+    assert names_in(other(tmp_path) / "1/nested") == ["c", "state"]
+    assert (other(tmp_path) / "1/nested/c").read_text() == "state"
+
+
 def test_interrupted_restore_fetches_only_what_is_missing(folder, store, tmp_path, monkeypatch):
     (folder / "1").mkdir()
     for name in ("a", "b"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,25 +90,44 @@ def read_entry(folder: Path, name: str) -> LocalEntry | None:
     """Read an entry; None when it does not exist, is empty, or changes during the read."""
     path = folder / name
     try:
-        if path.is_symlink():
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode):
+            return LocalEntry(name, "file", (_state(name, status),), status.st_ctime_ns, None)
+        if not stat.S_ISDIR(status.st_mode):
             return None
-        changed_ns = path.stat().st_ctime_ns
-        if path.is_dir():
-            # Files that arrive later of a restored checkpoint are in the bucket already.
-            arriving = _names_in_bucket(path)
-            below = sorted(each for each in path.rglob("*") if each.name not in arriving)
-            files = tuple(
-                _state(folder, file)
-                for file in below
-                if file.is_file() and not file.name.endswith((".tmp", ".part"))
-            )
-            changed_ns = max([changed_ns, *(inner.stat().st_ctime_ns for inner in below)])
-            return LocalEntry(name, "directory", files, changed_ns, read_mark(path)) if files else None
-        if not path.is_file():
-            return None
-        return LocalEntry(name, "file", (_state(folder, path),), changed_ns, None)
+        files: list[FileState] = []
+        # Files that arrive later of a restored checkpoint are in the bucket already.
+        changed_ns = _walk(str(path), name, _names_in_bucket(path), files)
+        changed_ns = max(changed_ns, status.st_ctime_ns)
+        return LocalEntry(name, "directory", tuple(files), changed_ns, read_mark(path)) if files else None
     except OSError:
         return None
+
+
+def _walk(directory: str, below: str, left_out: set[str], files: list[FileState]) -> int:
+    """Add the files below a directory, ordered by path; return the latest change time below it.
+
+    below: the path of the directory that the files get. left_out: names. The call costs one `stat` for each path.
+    """
+    changed_ns = 0
+    with os.scandir(directory) as listed:
+        found = sorted(listed, key=lambda each: each.name)
+    for each in found:
+        if each.name in left_out:
+            continue
+        path = f"{below}/{each.name}"
+        try:
+            status = each.stat()
+        except OSError:
+            if each.is_symlink():  # Its target does not exist, which is no reason to leave out the other files.
+                continue
+            raise
+        changed_ns = max(changed_ns, status.st_ctime_ns)
+        if each.is_dir(follow_symlinks=False):
+            changed_ns = max(changed_ns, _walk(each.path, path, left_out, files))
+        elif stat.S_ISREG(status.st_mode) and not each.name.endswith((".tmp", ".part")):
+            files.append(_state(path, status))
+    return changed_ns
 
 
 def read_entries(folder: Path) -> list[LocalEntry]:
@@ -162,9 +183,8 @@ def prune(folder: Path, entries: Iterable[LocalEntry], keep: int) -> list[LocalE
     return [entry for entry in entries if entry.name not in surplus]
 
 
-def _state(folder: Path, file: Path) -> FileState:
-    status = file.stat()
-    return FileState(file.relative_to(folder).as_posix(), status.st_size, status.st_ctime_ns, status.st_ino)
+def _state(path: str, status: os.stat_result) -> FileState:
+    return FileState(path, status.st_size, status.st_ctime_ns, status.st_ino)
 
 
 def by_step(entries: Iterable[LocalEntry], without_number: int) -> list[LocalCheckpoint]:
