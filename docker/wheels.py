@@ -119,7 +119,7 @@ def _build_horovod(framework: Framework, folder: Path) -> None:
             f"{name}=={pins()[name]}" for name in (framework.package, *RUNTIME_NEEDS, "setuptools", "wheel")
         ]
         constraints = REPOSITORY / "constraints.txt"
-        run([python, "-m", "pip", "install", "--constraint", constraints, *needs])
+        run([python, "-m", "pip", "install", "--no-compile", "--constraint", constraints, *needs])
         say("2/4 its source, patched")
         source = horovod_source(work, python)
         say("3/4 compiling")

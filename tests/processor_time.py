@@ -8,13 +8,16 @@ as without root, nothing is counted.
 from __future__ import annotations
 
 import resource
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests import warm
 
 ROOT = Path("/sys/fs/cgroup/cpuacct")
+CPU = Path("/sys/fs/cgroup/cpu")
+PREFERRED = 8 * 1024
+"""The weight of eight processes."""
 _PODS = "dtj-*"
 """See tests.cluster.local.cgroups."""
 
@@ -23,8 +26,32 @@ def in_group(stage: str, command: Sequence[str]) -> tuple[str, ...]:
     """The command that runs a command in the stage's cgroup."""
     with suppress(OSError):
         _group(stage).mkdir(exist_ok=True)
-    enter = f'echo $$ > "{_group(stage)}/cgroup.procs" 2> /dev/null; exec "$@"'
-    return ("sh", "-c", enter, stage, *command)
+    return _entering(_group(stage), stage, command)
+
+
+def _entering(group: Path, stage: str, command: Sequence[str]) -> tuple[str, ...]:
+    return ("sh", "-c", f'echo $$ > "{group}/cgroup.procs" 2> /dev/null; exec "$@"', stage, *command)
+
+
+@contextmanager
+def preferred(stage: str, command: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the command that runs a command with the weight of several processes, as long as the context lasts.
+
+    Processes that outlive the command have their usual weight afterwards.
+    """
+    group = CPU / f"make-test-{stage}"
+    with suppress(OSError):
+        group.mkdir(exist_ok=True)
+        (group / "cpu.shares").write_text(str(PREFERRED))
+    try:
+        yield _entering(group, stage, command)
+    finally:
+        with suppress(OSError):
+            while left := (group / "cgroup.procs").read_text().split():
+                for process in left:
+                    with suppress(ProcessLookupError):
+                        (CPU / "cgroup.procs").write_text(process)
+            group.rmdir()
 
 
 def of_stage(stage: str) -> float | None:

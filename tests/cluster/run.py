@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests import processor_time
 from tests.cluster.progress import note
 from tests.stage_times import report_file, timed
 
@@ -42,11 +43,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     was_up = _module("up", "--cluster", options.cluster, "--is-up").returncode == 0
     try:
-        with timed("cluster-up"):
-            up = subprocess.run(
-                [sys.executable, "-m", "tests.cluster.up", "--cluster", options.cluster],
-                cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
-            )  # fmt: skip
+        up_command = [sys.executable, "-m", "tests.cluster.up", "--cluster", options.cluster]
+        # On a bare machine, it builds Kubernetes and the images. All tests of the cluster wait for it.
+        with timed("cluster-up"), processor_time.preferred("cluster-up", up_command) as command:
+            up = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
         return up.returncode or _test({**os.environ, **exports(up.stdout)}, options.pytest)
     finally:
         if not was_up:

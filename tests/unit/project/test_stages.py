@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -115,6 +117,21 @@ def test_the_seconds_of_a_process_that_nobody_waits_for_count(folder: Path) -> N
     while (processor_time.ROOT / "make-test-leaves").exists() and time.monotonic() < until_gone:
         processor_time.remove("leaves")
     assert processor_time.of_stage("leaves") is None
+
+
+@pytest.mark.skipif(not os.access(processor_time.CPU, os.W_OK), reason="needs root and a cgroup (v1)")
+def test_a_preferred_command_has_more_weight_and_what_outlives_it_has_not() -> None:
+    shows = "grep :cpu: /proc/self/cgroup; sleep 60 > /dev/null 2>&1 & echo $!"
+    with processor_time.preferred("shows", ["sh", "-c", shows]) as command:
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        group = processor_time.CPU / "make-test-shows"
+        assert shown[0].endswith(":cpu:/make-test-shows")
+        assert (group / "cpu.shares").read_text().strip() == str(processor_time.PREFERRED)
+    try:
+        assert ":cpu:/\n" in Path(f"/proc/{shown[1]}/cgroup").read_text()
+        assert not group.exists()
+    finally:
+        os.kill(int(shown[1]), signal.SIGKILL)
 
 
 def test_each_failed_test_is_told_in_one_line(folder: Path) -> None:

@@ -119,7 +119,9 @@ def _walk(directory: str, below: str, left_out: set[str], files: list[FileState]
         try:
             status = each.stat()
         except OSError:
-            if each.is_symlink():  # Its target does not exist, which is no reason to leave out the other files.
+            if (
+                each.is_symlink()
+            ):  # Its target does not exist, which is no reason to leave out the other files.
                 continue
             raise
         changed_ns = max(changed_ns, status.st_ctime_ns)
