@@ -39,9 +39,7 @@ def two_ranks(at: Place) -> Iterator[Sheet]:
         return
     row = Sheet(name)
     with at.job("two-ranks", [at.python, "-m", PROGRAM], ["--model=cnn"], gpus=1, ranks=2) as run:
-        row.names(
-            "2 ranks on this host have 1 of its GPUs, and NCCL needs one for each rank", run.ended(1, 60)
-        )
+        row.names("2 ranks on this host have 1 of its GPUs, and NCCL needs one for each rank", run.ended(1))
         row.require(
             run.status["failure"]["class"] == "NoAccelerator", f"the failure is {run.status['failure']}"
         )
@@ -64,7 +62,7 @@ def fewer_gpus(at: Place) -> Iterator[Sheet]:
     """Ask for more GPUs than the machine has."""
     row = Sheet("fewer GPUs than asked for")
     with at.job("fewer", [at.python, "-m", PROGRAM], gpus=64) as run:
-        row.names("the job asks for 64 GPUs, this machine has", run.ended(2, 30))
+        row.names("the job asks for 64 GPUs, this machine has", run.ended(2))
     yield row
 
 
@@ -81,7 +79,7 @@ def broken(at: Place) -> Iterator[Sheet]:
         script = at.folder / f"{name.split()[0]}.py"
         script.write_text(code)
         with at.job(script.stem, [at.python, str(script)]) as run:
-            run.ended(1, 60)
+            run.ended(1)
             row.names(words, str(run.status["failure"]))
         yield row
 
@@ -101,7 +99,7 @@ def filled(at: Place) -> Iterator[Sheet]:
         row.require(filler.stdout.readline() == "filled\n", "no memory was left to fill")
         args = ["--model=resnet18", "--batch-size=4096", "--max-steps=5"]
         with at.job("filled", [at.python, "-m", PROGRAM], args) as run:
-            run.ended(1, 60)
+            run.ended(1)
             row.names("out of memory", str(run.status["failure"]))
     finally:
         filler.kill()

@@ -40,7 +40,7 @@ WAYS = {
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 MODEL, BATCH = ("resnet18", 512) if GPU else ("cnn", 64)
-WARM_STEPS, STEPS, ROUNDS = (30, 150, 5) if GPU else (2, 10, 1)
+WARM_STEPS, STEPS, ROUNDS = (30, 100, 5) if GPU else (2, 10, 1)
 
 
 class NoSaver(Saver):

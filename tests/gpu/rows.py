@@ -24,13 +24,13 @@ ROWS: dict[str, Callable[[Place], Iterator[Sheet]]] = {
     "resume": trainings.resume,
     "two_ranks": faults.two_ranks,
     "saves": speed.saves,
-    "utilisation": use.utilisation,
     "fsdp": trainings.fsdp,
     "no_gpu": faults.no_gpu,
     "fewer_gpus": faults.fewer_gpus,
     "broken": faults.broken,
     "filled": faults.filled,
     "waiting": use.waiting,
+    "utilisation": use.utilisation,
 }
 LEAST_SECONDS = 10.0
 """A row with less time does not begin."""

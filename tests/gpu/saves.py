@@ -31,6 +31,7 @@ from tests.gpu.rates import DEVICE, GPU, options_of
 
 UNITS = 4096
 SETTLED_STEPS = 5
+LEAST_STEPS = 20
 EVERY = 2.0
 """Seconds between two saves."""
 
@@ -51,7 +52,7 @@ class Timed(TorchModel):
             torch.cuda.synchronize()
         self.times.append(time.monotonic())
         self.memory.append((torch.cuda.max_memory_allocated() if GPU else 0, _resident()))
-        if self.times[-1] - self.times[0] > self._seconds:
+        if len(self.times) > LEAST_STEPS and self.times[-1] - self.times[0] > self._seconds:
             self._stop.requested = True
 
 

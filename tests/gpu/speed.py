@@ -14,8 +14,6 @@ RATIO = 0.97
 ON_CPU = ("fp32", "bf16")
 ON_GPU = (*ON_CPU, "fp16", "channels-last", "compile")
 STORED = "data from S3 and from the cache"
-STALL_STEPS = 1.0
-"""The longest stall of a save, in steps."""
 
 
 def rates(at: Place) -> Iterator[Sheet]:
@@ -60,11 +58,7 @@ def saves(at: Place) -> Iterator[Sheet]:
     )[-1:]
     told = json.loads(line)
     row.say("state, MB", megabytes)
-    for name in ("saves", "step, ms", "GPU memory of a save by state", "memory of a save by state"):
-        row.say(name, told[name])
+    for name, value in told.items():
+        row.say(name, value)
     row.require(told["saves"], "no checkpoint was saved")
-    row.hold(
-        "longest stall in steps", told["longest stall in steps"], at_most=STALL_STEPS if at.gpu else None
-    )
-    row.say("restore, MB/s", told["restore, MB/s"])
     yield row

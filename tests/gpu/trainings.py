@@ -34,8 +34,10 @@ def ddp(at: Place) -> Iterator[Sheet]:
     row = Sheet("DDP program, ResNet18" if at.gpu else "DDP program")
     command = [at.python, "-m", PROGRAM]
     small = ["--model=cnn", "--max-steps=60", "--batch-size=64", "--epochs=9"]
-    with at.job("ddp", command, whole if at.gpu else small, env={"NCCL_DEBUG": "VERSION"}) as run:
-        output = run.ended(0, 150)
+    with at.job(
+        "ddp", command, whole if at.gpu else small, env={"NCCL_DEBUG": "VERSION"}, seconds=150
+    ) as run:
+        output = run.ended()
         row.hold(
             "accuracy", run.metrics("test")[-1]["accuracy"], at_least=ACCURACY if at.gpu else SMALL_ACCURACY
         )
@@ -86,7 +88,7 @@ def own_script(at: Place) -> Iterator[Sheet]:
     script = Path(__file__).with_name("own_script.py")
     words = [str(at.data), "/dtj/checkpoints", *(("10", "64") if at.gpu else ("5", "8"))]
     with at.job("own-script", [at.python, str(script)], words) as run:
-        output = run.ended(0, 120)
+        output = run.ended()
     told = output.rpartition("accuracy ")[2].split()
     row.hold("accuracy", float(told[0]), at_least=ACCURACY if at.gpu else SMALL_ACCURACY)
     row.require(told[2] == ("cuda" if at.gpu else "cpu"), f"trained on {told[2]}")
@@ -103,13 +105,13 @@ def resume(at: Place) -> Iterator[Sheet]:
     if at.gpu:
         args.append("--model=resnet18")
     with at.job("undisturbed", command, args) as run:
-        run.ended(0, 90)
+        run.ended()
         wanted = torch.load(run.root / "model/model.pt", weights_only=True)
     with at.job("killed", command, args, retries=1) as run:
         at.until(lambda: any((run.root / "checkpoints").glob(f"[0-9]*/{MARK_FILE}")), "a checkpoint")
         rank = _rank_of(run)
         os.kill(rank, signal.SIGKILL)
-        run.ended(0, 90)
+        run.ended()
         found = torch.load(run.root / "model/model.pt", weights_only=True)
         begun = run.metrics("start")[-1]["step"]
     row.say("resumed at step", begun)
@@ -141,7 +143,7 @@ def fsdp(at: Place) -> Iterator[Sheet]:
     row = Sheet("FSDP with one rank")
     args = ["--model=cnn", "--fsdp", "--max-steps=40", "--profile-steps=10:12", "--no-export"]
     with at.job("fsdp", [at.python, "-m", PROGRAM], args) as run:
-        run.ended(0, 90)
+        run.ended()
         row.hold("accuracy", run.metrics("test")[-1]["accuracy"], at_least=SMALL_ACCURACY)
         yield row
         traces = [*(run.root / "tensorboard/profile").glob("*.trace.json")]

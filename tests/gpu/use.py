@@ -83,10 +83,11 @@ def _samples(at: Place, name: str, code: str, seconds: int) -> list[dict[str, fl
     """Return dtj's samples of the first GPU while a script runs."""
     script = at.folder / f"{name}.py"
     script.write_text(code)
-    with at.job(name, [at.python, str(script)], [str(seconds)]) as run:
-        run.ended(0, seconds + 60)
+    with at.job(name, [at.python, str(script)], [str(seconds)], seconds=seconds + 60) as run:
+        run.ended()
         (file,) = (run.root / "utilisation").rglob("worker-0.jsonl")
-        return [json.loads(line)["gpus"]["0"] for line in file.read_text().splitlines()]
+        found = (json.loads(line).get("gpus", {}) for line in file.read_text().splitlines())
+        return [gpus["0"] for gpus in found if "0" in gpus]
 
 
 def waiting(at: Place) -> Iterator[Sheet]:

@@ -34,7 +34,7 @@ def verdicts(python: Path, out: Path, *words: str) -> dict[str, str]:
     """Run the check; return the verdict of each row."""
     command = [sys.executable, "tests/gpu/run.py", "--python", str(python), "--kit", str(out / "none")]
     result = subprocess.run(
-        [*command, "--out", str(out), *words],
+        [*command, "--out", str(out), "--seconds", "100000", *words],
         cwd=REPOSITORY,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         capture_output=True,
