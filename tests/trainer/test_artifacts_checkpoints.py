@@ -3,6 +3,7 @@
 * on disk: names, atomic saves, pruning, manifests
 * in the bucket: uploads, pruning, files that change, a bucket that is away
 * restores: torn, damaged, newer and other jobs' checkpoints
+* many small files
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import logging
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,10 +30,12 @@ from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.local_checkpoints import by_step, read_entries
 from dtj_trainer.artifacts.manifest import VERSION, Entry, Manifest, ManifestError, StoredFile
+from dtj_trainer.artifacts.multipart import HandedOver, Uploads
+from dtj_trainer.artifacts.pace import Pace
 from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.retention import Candidate, kept
 from dtj_trainer.artifacts.steps import step_of
-from dtj_trainer.artifacts.store import Store
+from dtj_trainer.artifacts.store import Store, open_store
 
 
 @pytest.fixture
@@ -673,3 +678,72 @@ def test_a_deletion_that_may_succeed_later_is_tried_again(folder, store):
     with pytest.raises(s3.S3Error, match=r"/1/manifest.json could not be deleted: SlowDown") as told:
         sync.upload_pass(ended=False, died_ns=None)
     assert told.value.transient
+
+
+# --- many small files ----------------------------------------------------------------------------
+
+
+def many(folder: Path, count: int = 40) -> None:
+    (folder / "1").mkdir()
+    for number in range(count):
+        (folder / "1" / f"{number:02}").write_text(str(number))
+
+
+def test_small_files_are_sent_and_fetched_several_at_a_time(folder, store, tmp_path, monkeypatch):
+    many(folder)
+    for name in ("put_with_sha256", "get_with_sha256"):
+        monkeypatch.setattr(type(store), name, together(getattr(type(store), name), threading.Barrier(4)))
+    upload(folder, store)
+    assert restore(store, other(tmp_path), "Auto") is not None
+    assert names_in(other(tmp_path) / "1") == names_in(folder / "1")
+    (manifest,) = read_index(store).manifests.values()
+    assert [file.path for file in manifest.files] == [f"1/{number:02}" for number in range(40)]
+
+
+def together(transfer, barrier):
+    """The transfer, of which so many are under way at once."""
+
+    def one(*given, **named):
+        barrier.wait(60)
+        return transfer(*given, **named)
+
+    return one
+
+
+def test_small_files_that_arrived_before_an_error_are_not_sent_again(folder, store, monkeypatch):
+    many(folder)
+    put, asked = type(store).put_with_sha256, Counter()
+
+    def breaks(self, key, path, on_bytes=None):
+        asked[path.name] += 1
+        if path.name == "20" and asked["20"] == 1:
+            raise s3.S3Error("S3 went away", transient=True)
+        return put(self, key, path, on_bytes)
+
+    monkeypatch.setattr(type(store), "put_with_sha256", breaks)
+    sync = uploader(folder, store)
+    with pytest.raises(s3.S3Error, match="S3 went away"):
+        sync.upload_pass(ended=True, died_ns=None)
+    assert sync.upload_pass(ended=True, died_ns=None)
+    assert asked.pop("20") == 2
+    assert set(asked.values()) == {1}
+
+
+def test_at_the_end_of_the_program_small_files_are_handed_over(folder, job_store, monkeypatch):
+    many(folder)
+    pace = Pace(beside_program=True)
+    store = open_store(job_store.location.uri, uploads=Uploads(pace=pace)).below("checkpoints")
+    put = Store.put_with_sha256
+
+    def program_ends(self, key, path, on_bytes=None):
+        if path.name == "10":
+            pace.hurry()
+        return put(self, key, path, on_bytes)
+
+    monkeypatch.setattr(Store, "put_with_sha256", program_ends)
+    sync = uploader(folder, store)
+    with pytest.raises(HandedOver):
+        sync.upload_pass(ended=True, died_ns=None)
+    assert 10 < len([*store.objects("1")]) < 40
+    assert sync.upload_pass(ended=True, died_ns=None)
+    assert len(next(iter(read_index(store).manifests.values())).files) == 40

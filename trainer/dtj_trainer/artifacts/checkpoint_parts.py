@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.cache_fill import CacheFill, Uploaded
@@ -23,7 +24,7 @@ from dtj_trainer.artifacts.local_checkpoints import (
 )
 from dtj_trainer.artifacts.manifest import Entry, Manifest, ManifestError, StoredFile, folder_name
 from dtj_trainer.artifacts.s3 import S3Error
-from dtj_trainer.artifacts.sent_files import SentFiles
+from dtj_trainer.artifacts.sent_files import SentFiles, send_files
 from dtj_trainer.clock import now_text
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ def has_parts(store: Store, folder: str) -> bool:
 def united(files: tuple[StoredFile, ...], parts: list[Manifest]) -> tuple[StoredFile, ...]:
     """Return the files of all parts. Raises S3Error where two parts have files of the same name."""
     all_files = [*files, *(file for part in parts for file in part.files)]
-    paths = [file.path for file in all_files]
-    if twice := {path for path in paths if paths.count(path) > 1}:
+    counts = Counter(file.path for file in all_files)
+    if twice := {path for path, count in counts.items() if count > 1}:
         raise S3Error(
             f"several pods have saved a file {min(twice)}: each file of a checkpoint in parts needs its own name",
             transient=False,
@@ -147,18 +148,14 @@ class PartUploader:
         if claim is None or entry.step is None:
             return False
         folder = folder_name(entry.step, claim)
-        files, uploaded = [], []
+        keys: dict[FileState, str] = {}
         for state in entry.files:
             path = self._folder / state.path
             if path.name == MARK_FILE:  # The pod with the claim has the mark as well.
                 continue
             key = f"{PODS}/{self._pod}/{path.relative_to(self._folder / entry.name).as_posix()}"
-            stored = self._sent.get(folder, state)
-            if stored is None:
-                sha256 = self._store.put_with_sha256(f"{folder}/{key}", path, self._count_bytes)
-                stored = self._sent.add(folder, state, StoredFile(state.path, key, state.size, sha256))
-            files.append(stored)
-            uploaded.append(Uploaded(state, stored))
+            keys[state] = key
+        files = send_files(self._store, self._folder, folder, keys, self._sent, self._count_bytes)
         if self._claim() != claim:
             return False
         entries = (Entry(entry.name, entry.kind),)
@@ -167,7 +164,7 @@ class PartUploader:
         self._done.update(entry.files)
         self._sent.forget(folder)
         if self._fill:
-            self._fill.offer(entry.step, uploaded)
+            self._fill.offer(entry.step, list(map(Uploaded, keys, files)))
         log.info("uploaded a part of checkpoint %s (%d bytes)", self._store.uri(folder), part.size)
         return True
 

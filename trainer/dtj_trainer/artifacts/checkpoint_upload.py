@@ -28,7 +28,7 @@ from dtj_trainer.artifacts.local_checkpoints import (
 )
 from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, folder_name, sha256_of, step_and_claim
 from dtj_trainer.artifacts.retention import Candidate, kept
-from dtj_trainer.artifacts.sent_files import SentFiles
+from dtj_trainer.artifacts.sent_files import SentFiles, send_files
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, is_state
 from dtj_trainer.clock import now_text
 
@@ -204,14 +204,19 @@ class CheckpointUploader:
         taken = {file.key for file in before.files} if before else set()
         if before is None:
             index.torn.add(folder)  # Until its manifest is written.
-        files: list[StoredFile] = []
         started = time.monotonic()
         try:
-            for state in checkpoint.files:
-                old = self._sent.get(folder, state) or self._same(stored.get(state.path), state)
-                files.append(
-                    old or self._send(folder, _free_key(_key_of(checkpoint, state.path), taken), state)
-                )
+            same = {
+                state: None if self._sent.get(folder, state) else self._same(stored.get(state.path), state)
+                for state in checkpoint.files
+            }
+            keys = {
+                state: _free_key(_key_of(checkpoint, state.path), taken)
+                for state, old in same.items()
+                if old is None
+            }
+            new = iter(send_files(self._store, self._folder, folder, keys, self._sent, self._count_bytes))
+            files = [old or next(new) for old in same.values()]
         except OSError as error:
             log.info("checkpoint %d changed while it was uploaded: %s", step, error)
             return False
@@ -272,12 +277,6 @@ class CheckpointUploader:
         """Return the file that the present manifest names, if its content is the same. Raises OSError."""
         same = old and old.size == state.size and old.sha256 == sha256_of(self._folder / state.path)
         return old if same else None
-
-    def _send(self, folder: str, key: str, state: FileState) -> StoredFile:
-        """Upload one file, and remember it: no later pass sends the file again. Raises OSError, S3Error."""
-        path = self._folder / state.path
-        sha256 = self._store.put_with_sha256(f"{folder}/{key}", path, self._count_bytes)
-        return self._sent.add(folder, state, StoredFile(state.path, key, state.size, sha256))
 
     def _unchanged(self, checkpoint: LocalCheckpoint) -> bool:
         return all(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.arriving_file import ArrivingFile
 from dtj_trainer.artifacts.checkpoint_cache import BeingFetched
 from dtj_trainer.artifacts.manifest import StoredFile, fault_of
 from dtj_trainer.artifacts.s3 import Changed, DamagedObject, NoSuchKey
+from dtj_trainer.artifacts.small_files import SMALL_BYTES, at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.store import Store
 
 log = logging.getLogger(__name__)
-
-SMALL_BYTES = 2**20
-"""Files of fewer bytes are fetched several at a time: the answer of the bucket takes longer than the bytes."""
-AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,8 @@ def fetch_files(checkpoint: Store, files: Iterable[StoredFile], folder: Path, ne
     files = list(files)
     small = [] if near.cache else [file for file in files if file.size < SMALL_BYTES]
     if len(small) > 1:
-        if fault := _fetch_at_once(checkpoint, small, folder, near):
+        transfers = (partial(_fetch, checkpoint, file, folder / file.path, near, wait=True) for file in small)
+        if fault := next(filter(None, at_once(transfers)), None):
             return fault
         files = [file for file in files if file.size >= SMALL_BYTES]
     left: list[StoredFile] = []
@@ -72,17 +70,6 @@ def fetch_files(checkpoint: Store, files: Iterable[StoredFile], folder: Path, ne
         if fault := _fetch(checkpoint, file, folder / file.path, near, wait=True):
             return fault
     return None
-
-
-def _fetch_at_once(checkpoint: Store, files: list[StoredFile], folder: Path, near: Near) -> str | None:
-    with ThreadPoolExecutor(AT_ONCE, "small file") as pool:
-        fetching = [
-            pool.submit(_fetch, checkpoint, file, folder / file.path, near, wait=True) for file in files
-        ]
-        try:
-            return next((fault for each in fetching if (fault := each.result())), None)
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def _fetch(checkpoint: Store, file: StoredFile, path: Path, near: Near, *, wait: bool) -> str | None:
