@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
+from dtj_trainer.artifacts import sent_files
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_upload import FileUploader
@@ -93,6 +94,12 @@ class Attempt:
                 self.train(step)
         except Superseded:
             assert self.fence.superseded
+
+
+@pytest.fixture(autouse=True)
+def one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate stops a writer before one request."""
+    monkeypatch.setattr(sent_files, "SMALL_BYTES", 0)
 
 
 def good_checkpoints(bucket: Bucket) -> list[Manifest]:
