@@ -70,14 +70,14 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
-STUB_STEPS = 800
-"""Enough for the test to hit all trainings before the first one ends, on a busy machine too."""
+STUB_STEPS = (800, 3200, 12800)
+"""So many, so that the test hits all trainings before the first one ends; on a busy machine the next number."""
 
 
-def manifest(name: str, strategy: str, *, real: bool) -> Manifest:
+def manifest(name: str, strategy: str, stub_steps: int, *, real: bool) -> Manifest:
     """The example with fewer steps, more checkpoints and more lines in metrics.jsonl, or a stub in its place."""
     if not real:
-        steps = f"--steps={STUB_STEPS}"
+        steps = f"--steps={stub_steps}"
         return stub(name, steps, "--checkpoint-steps=20", "--hold", file=EXAMPLES[strategy])
     job = _example(name, strategy)
     job["spec"]["command"] = ["python", "-c", PROGRAM, job["spec"]["command"][-1]]
