@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
-from tests.gpu.place import PROGRAM, CheckFailed, Place
-from tests.gpu.sheet import Sheet, needs_gpu
+from tests.gpu.place import PROGRAM, CheckFailed, Place, gpu_only, standing
+from tests.gpu.sheet import Sheet
 
 _TOO_LARGE = "import torch; kept = [torch.empty(2**34, dtype=torch.uint8, device='cuda') for _ in range(64)]"
 _ILLEGAL = """
@@ -30,14 +28,18 @@ print("filled", flush=True)
 sys.stdin.read()
 """
 
+TWO_RANKS, FILLED = "two ranks on one GPU", "a GPU that another process has filled"
+BROKEN = (
+    ("out of GPU memory", _TOO_LARGE, "CUDA out of memory"),
+    ("illegal access", _ILLEGAL, "illegal memory access"),
+)
+"""The rows of `broken`: name, script, and the words of the failure."""
 
+
+@gpu_only(TWO_RANKS)
 def two_ranks(at: Place) -> Iterator[Sheet]:
     """Start two ranks on one GPU."""
-    name = "two ranks on one GPU"
-    if not at.gpu:
-        yield needs_gpu(name)
-        return
-    row = Sheet(name)
+    row = Sheet(TWO_RANKS)
     with at.job("two-ranks", [at.python, "-m", PROGRAM], ["--model=cnn"], gpus=1, ranks=2) as run:
         row.names("2 ranks on this host have 1 of its GPUs, and NCCL needs one for each rank", run.ended(1))
         row.require(
@@ -66,15 +68,10 @@ def fewer_gpus(at: Place) -> Iterator[Sheet]:
     yield row
 
 
+@gpu_only(*(name for name, *_ in BROKEN))
 def broken(at: Place) -> Iterator[Sheet]:
     """Run out of GPU memory, and write outside of it."""
-    for name, code, words in (
-        ("out of GPU memory", _TOO_LARGE, "CUDA out of memory"),
-        ("illegal access", _ILLEGAL, "illegal memory access"),
-    ):
-        if not at.gpu:
-            yield needs_gpu(name)
-            continue
+    for name, code, words in BROKEN:
         row = Sheet(name)
         script = at.folder / f"{name.split()[0]}.py"
         script.write_text(code)
@@ -84,24 +81,12 @@ def broken(at: Place) -> Iterator[Sheet]:
         yield row
 
 
+@gpu_only(FILLED)
 def filled(at: Place) -> Iterator[Sheet]:
     """Train on a GPU that another process has filled."""
-    name = "a GPU that another process has filled"
-    if not at.gpu:
-        yield needs_gpu(name)
-        return
-    row = Sheet(name)
-    filler = subprocess.Popen(
-        [sys.executable, "-c", _FILL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert filler.stdout is not None
-        row.require(filler.stdout.readline() == "filled\n", "no memory was left to fill")
-        args = ["--model=resnet18", "--batch-size=4096", "--max-steps=5"]
-        with at.job("filled", [at.python, "-m", PROGRAM], args) as run:
-            run.ended(1)
-            row.names("out of memory", str(run.status["failure"]))
-    finally:
-        filler.kill()
-        filler.wait()
+    row = Sheet(FILLED)
+    args = ["--model=resnet18", "--batch-size=4096", "--max-steps=5"]
+    with standing(_FILL), at.job("filled", [at.python, "-m", PROGRAM], args) as run:
+        run.ended(1)
+        row.names("out of memory", str(run.status["failure"]))
     yield row

@@ -20,19 +20,19 @@ LIMIT = 62 * 2**20
 """Bytes of the kit and the working tree together."""
 PYTHON = "3.12"
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
-PACKAGES = (
+PACKAGES = (  # By their normalised names.
     # dtj's commands
     *("boto3", "botocore", "s3transfer", "jmespath", "python-dateutil", "six", "urllib3"),
-    *("pydantic", "pydantic_core", "annotated-types", "typing-inspection", "typing_extensions"),
-    *("rich", "markdown-it-py", "mdurl", "Pygments", "typer", "click", "shellingham", "annotated-doc"),
-    *("kubernetes", "prometheus_client", "aiohttp", "aiohappyeyeballs", "aiosignal", "attrs", "frozenlist"),
+    *("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions"),
+    *("rich", "markdown-it-py", "mdurl", "pygments", "typer", "click", "shellingham", "annotated-doc"),
+    *("kubernetes", "prometheus-client", "aiohttp", "aiohappyeyeballs", "aiosignal", "attrs", "frozenlist"),
     *("multidict", "propcache", "yarl"),
     # dtj-launch and the programs
     *("google-crc32c", "isal", "protobuf", "psutil", "py-spy", "simplejpeg"),
     # the export
     *("onnxscript", "onnx-ir"),
     # the S3 server
-    *("moto", "Flask", "flask-cors", "Werkzeug", "Jinja2", "MarkupSafe", "itsdangerous", "blinker"),
+    *("moto", "flask", "flask-cors", "werkzeug", "jinja2", "markupsafe", "itsdangerous", "blinker"),
     *("cryptography", "cffi", "pycparser", "requests", "certifi", "charset-normalizer", "idna", "responses"),
     *("xmltodict", "py-partiql-parser"),
 )
@@ -52,7 +52,7 @@ _METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
 def build() -> int:
     """Collect the kit; return its bytes. Raises CalledProcessError where a package can't be had."""
-    from tests import fashion_mnist
+    from tests import advisories, fashion_mnist
 
     shutil.rmtree(KIT, ignore_errors=True)
     wheels, data = KIT / "wheels", KIT / "fashion-mnist"
@@ -60,18 +60,15 @@ def build() -> int:
     data.mkdir()
     platforms = [word for name in _PLATFORMS for word in ("--platform", f"{name}_x86_64")]
     target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={PYTHON}", *platforms]
-    pins = _pins()
-    wanted = [f"{name}=={pins[_normal(name)]}" for name in PACKAGES]
+    pins = advisories.pins_of((REPOSITORY / "constraints.txt").read_text())
+    wanted = [f"{name}=={pins[name]}" for name in PACKAGES]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *target, "--dest", str(wheels)]
-    subprocess.run([*pip, *wanted], check=True, stderr=subprocess.DEVNULL if _QUIET else None)
+    subprocess.run([*pip, *wanted], check=True)
     for wheel in wheels.glob("*.whl"):
         _cut(wheel)
     for name in fashion_mnist.FILES:
         shutil.copy(fashion_mnist.folder() / name, data)
     return sum(path.stat().st_size for path in KIT.rglob("*") if path.is_file())
-
-
-_QUIET = os.environ.get("PIP_QUIET") == "1"
 
 
 def tree() -> int:
@@ -110,16 +107,6 @@ def environment(kit: Path, folder: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([*sources, str(site)]),
         "PATH": os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
-
-
-def _pins() -> dict[str, str]:
-    lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
-    pairs = (line.split("==") for line in lines if "==" in line and not line.startswith("#"))
-    return {_normal(name): version.split()[0] for name, version in pairs}
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _cut(wheel: Path) -> None:

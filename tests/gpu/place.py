@@ -9,16 +9,20 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.gpu.sheet import Sheet, needs_gpu
 
 PROGRAM = "dtj_trainer.programs.torch_image_classification"
 _KEYS = {"AWS_ACCESS_KEY_ID": "check", "AWS_SECRET_ACCESS_KEY": "check", "AWS_REGION": "us-east-1"}
@@ -42,7 +46,7 @@ class Run:
     log: Path
     seconds: float
     """In which it has to end."""
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes]
 
     @property
     def output(self) -> str:
@@ -67,7 +71,6 @@ class Run:
 
     def ended(self, code: int = 0) -> str:
         """Wait for the end; return the output. Raises CheckFailed on another exit code, or after the time."""
-        assert self.process is not None
         try:
             found = self.process.wait(self.seconds)
         except subprocess.TimeoutExpired:
@@ -153,8 +156,8 @@ class Place:
         }
         file = self.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(job))
-        run = Run(self.home / "runs/default" / name, self.folder / f"{name}.log", self.within(seconds))
-        with run.log.open("wb") as output:
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as output:
             process = subprocess.Popen(
                 ["dtj", "run", str(file)],
                 env={**self.environment, "DTJ_HOME": str(self.home)},
@@ -162,7 +165,7 @@ class Place:
                 stderr=subprocess.STDOUT,
             )
         try:
-            yield replace(run, process=process)
+            yield Run(self.home / "runs/default" / name, log, self.within(seconds), process)
         finally:
             process.terminate()
             _wait(process)
@@ -231,6 +234,36 @@ def place(kit: Path | None, folder: Path, python: str, *, gpu: bool) -> Iterator
         yield found
     finally:
         server.stop()
+
+
+def gpu_only(
+    *names: str,
+) -> Callable[[Callable[[Place], Iterator[Sheet]]], Callable[[Place], Iterator[Sheet]]]:
+    """Decorate a check that needs a GPU: without one, its rows say so. names: those of its rows."""
+
+    def decorate(check: Callable[[Place], Iterator[Sheet]]) -> Callable[[Place], Iterator[Sheet]]:
+        @wraps(check)
+        def checked(at: Place) -> Iterator[Sheet]:
+            return check(at) if at.gpu else map(needs_gpu, names)
+
+        return checked
+
+    return decorate
+
+
+@contextmanager
+def standing(code: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program of Python that prints a line when it is ready, and then waits. The block's end kills it."""
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise CheckFailed(f"a program of Python ended with {process.wait()} before it was ready")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def upload(at: Place, folder: Path, bucket: str, prefix: str) -> str:

@@ -39,7 +39,9 @@ LEAST_SECONDS = 10.0
 def check(
     kit: Path | None, folder: Path, out: Path, python: str, *, names: Sequence[str] | None, deadline: float
 ) -> int:
-    """Run rows, and write them to a folder after each one; 1 where a row fails or has no time left.
+    """Run rows, and write all results to a folder after each row.
+
+    Return 1 if a row fails or has no time left, else 0.
 
     names: those of ROWS to run, or None for all. deadline: by the monotonic clock.
     """

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterator
 
-from tests.gpu.place import Place, nvidia_smi
-from tests.gpu.sheet import Sheet, needs_gpu
+from tests.gpu.place import Place, gpu_only, nvidia_smi, standing
+from tests.gpu.sheet import Sheet
 
+BESIDE_SMI, IDLE, WAITING = "utilisation beside nvidia-smi", "idle GPU", "waiting interpreter"
 SECONDS = 60
 APART = 0.15
 """Of utilisation, between the means of two samplers that do not look at the same moments."""
@@ -31,13 +31,10 @@ _WAITS = "import sys, torch, torch._dynamo; print('imported', flush=True); sys.s
 _QUERY = "--query-gpu=utilization.gpu,memory.used"
 
 
+@gpu_only(BESIDE_SMI, IDLE)
 def utilisation(at: Place) -> Iterator[Sheet]:
     """Compare dtj's samples with nvidia-smi's over the same minute; then sample an idle GPU."""
-    if not at.gpu:
-        yield needs_gpu("utilisation beside nvidia-smi")
-        yield needs_gpu("idle GPU")
-        return
-    row = Sheet("utilisation beside nvidia-smi")
+    row = Sheet(BESIDE_SMI)
     theirs = subprocess.Popen(
         ["nvidia-smi", _QUERY, "--format=csv,noheader,nounits", "-lms", "500"],
         stdout=subprocess.PIPE,
@@ -65,7 +62,7 @@ def utilisation(at: Place) -> Iterator[Sheet]:
         at_most=1.05,
     )
     yield row
-    row = Sheet("idle GPU")
+    row = Sheet(IDLE)
     idle = _samples(at, "idle", _IDLE, 12)
     row.hold("utilisation", max(sample["utilisation"] for sample in idle[1:] or idle), at_most=0.02)
     lines = subprocess.run(
@@ -90,26 +87,15 @@ def _samples(at: Place, name: str, code: str, seconds: int) -> list[dict[str, fl
         return [gpus["0"] for gpus in found if "0" in gpus]
 
 
+@gpu_only(WAITING)
 def waiting(at: Place) -> Iterator[Sheet]:
     """Look whether an interpreter that has imported PyTorch and waits holds memory of the GPU."""
-    name = "waiting interpreter"
-    if not at.gpu:
-        yield needs_gpu(name)
-        return
-    row = Sheet(name)
+    row = Sheet(WAITING)
     used = ["--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     (before,) = nvidia_smi(*used)
-    process = subprocess.Popen(
-        [sys.executable, "-c", _WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
+    with standing(_WAITS) as process:
         (after,) = nvidia_smi(*used)
         holders = nvidia_smi("--query-compute-apps=pid", "--format=csv,noheader")
-    finally:
-        process.kill()
-        process.wait()
     row.hold("MiB more on the GPU", float(after) - float(before), at_most=0)
     row.require(str(process.pid) not in holders, "nvidia-smi names the process among those that compute")
     yield row

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.advisories import PINS, pins_of
 from tests.gpu import kit, rows, sheet
 from tests.trainer import local_runs
 from tests.trainer.conftest import REPOSITORY
@@ -72,4 +73,4 @@ def test_a_row_fails_at_its_bound_and_a_row_that_breaks_is_told(tmp_path: Path) 
 
 
 def test_each_package_of_the_kit_is_pinned() -> None:
-    assert {kit._normal(name) for name in kit.PACKAGES} <= kit._pins().keys()
+    assert set(kit.PACKAGES) <= pins_of(PINS.read_text()).keys()

@@ -165,7 +165,7 @@ def test_step_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     watch = ProgressWatch(path, phases)
     assert watch.step_at(0) is None
     times = iter((10, 20, 30, 40))
-    # The module's own `time`: threads that another test has left also ask Python's.
+    # Replace the `time` of this module alone: threads of other tests may still call `time.time_ns`.
     monkeypatch.setattr(
         "dtj_trainer.launch.progress_watch.time", SimpleNamespace(time_ns=lambda: next(times))
     )

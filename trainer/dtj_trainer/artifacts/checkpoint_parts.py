@@ -155,16 +155,16 @@ class PartUploader:
                 continue
             key = f"{PODS}/{self._pod}/{path.relative_to(self._folder / entry.name).as_posix()}"
             keys[state] = key
-        files = send_files(self._store, self._folder, folder, keys, self._sent, self._count_bytes)
+        sent = send_files(self._store, self._folder, folder, keys, self._sent, self._count_bytes)
         if self._claim() != claim:
             return False
         entries = (Entry(entry.name, entry.kind),)
-        part = Manifest(entry.step, now_text(), self._attempt, entries, tuple(files), claim=claim)
+        part = Manifest(entry.step, now_text(), self._attempt, entries, tuple(sent.values()), claim=claim)
         self._store.put_bytes(f"{folder}/{PARTS}/{self._pod}.json", part.to_json())
         self._done.update(entry.files)
         self._sent.forget(folder)
         if self._fill:
-            self._fill.offer(entry.step, list(map(Uploaded, keys, files)))
+            self._fill.offer(entry.step, [Uploaded(*each) for each in sent.items()])
         log.info("uploaded a part of checkpoint %s (%d bytes)", self._store.uri(folder), part.size)
         return True
 

@@ -215,8 +215,8 @@ class CheckpointUploader:
                 for state, old in same.items()
                 if old is None
             }
-            new = iter(send_files(self._store, self._folder, folder, keys, self._sent, self._count_bytes))
-            files = [old or next(new) for old in same.values()]
+            new = send_files(self._store, self._folder, folder, keys, self._sent, self._count_bytes)
+            files = [old or new[state] for state, old in same.items()]
         except OSError as error:
             log.info("checkpoint %d changed while it was uploaded: %s", step, error)
             return False

@@ -119,11 +119,9 @@ def _walk(directory: str, below: str, left_out: set[str], files: list[FileState]
         try:
             status = each.stat()
         except OSError:
-            if (
-                each.is_symlink()
-            ):  # Its target does not exist, which is no reason to leave out the other files.
-                continue
-            raise
+            if not each.is_symlink():
+                raise
+            continue  # A link without a target is no reason to leave out the other files.
         changed_ns = max(changed_ns, status.st_ctime_ns)
         if each.is_dir(follow_symlinks=False):
             changed_ns = max(changed_ns, _walk(each.path, path, left_out, files))

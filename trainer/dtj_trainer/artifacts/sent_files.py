@@ -50,8 +50,8 @@ def send_files(
     keys: Mapping[FileState, str],
     sent: SentFiles,
     on_bytes: Callable[[int], None],
-) -> list[StoredFile]:
-    """Send the files that have not arrived, small ones several at a time; return all of `keys` in order.
+) -> dict[FileState, StoredFile]:
+    """Send the files that have not arrived, small ones several at a time; return the stored file of each of `keys`.
 
     store: the checkpoints' prefix. local: the checkpoints' folder on disk. folder: the checkpoint's in the bucket.
     keys: below the folder. Raises OSError, S3Error.
@@ -65,4 +65,4 @@ def send_files(
     small = [partial(send, state, key) for state, key in left if state.size < SMALL_BYTES]
     if len(small) > 1:
         upload_at_once(small, store.uploads.pace, store.uri(folder))
-    return [sent.get(folder, state) or send(state, key) for state, key in keys.items()]
+    return {state: sent.get(folder, state) or send(state, key) for state, key in keys.items()}
