@@ -149,9 +149,8 @@ def test_ranks_that_lose_a_rank_of_another_pod_only_follow(make_workspace):
 def test_the_others_go_on_after_a_rank_that_exits_early_with_0(make_workspace):
     (pod,) = torch_pods(make_workspace, 1, 2)
     late = f"while not os.path.exists({str(pod.root / 'go')!r}): time.sleep(0.05)\nprint('goes on')"
-    run = pod.python(by_rank(rank0="print('leaves')", rank1=late), "ranks")
-    run.says("[rank 0] leaves")
-    until(lambda: not children_with(run, "RANK", "0"), "rank 0 has ended")
+    run = pod.python(by_rank(rank0="print('leaves:', os.getpid())", rank1=late), "ranks")
+    until_rank_0_has_left(run)
     (pod.root / "go").touch()
 
     assert run.ended() == 0, run.output
@@ -160,20 +159,32 @@ def test_the_others_go_on_after_a_rank_that_exits_early_with_0(make_workspace):
     assert "class" not in pod.termination
 
 
+def until_rank_0_has_left(run) -> None:
+    """Wait until dtj-launch has seen the end of rank 0, which prints its pid."""
+    run.says("[rank 0] leaves: ")
+    pid = int(run.output.split("[rank 0] leaves: ")[1].split()[0])
+    until(lambda: not os.path.exists(f"/proc/{pid}"), "rank 0 has ended")
+
+
 def children_with(run, name: str, value: str) -> list[int]:
     """The processes below a dtj-launch that have this variable."""
     below = descendants(run.process.pid)[1:]
     return [pid for pid in below if environment_of(pid).get(name) == value]
 
 
-@pytest.mark.parametrize(("world", "cause"), [(2, "ApplicationError"), (4, "ConnectionLost")])
-def test_a_rank_that_exits_early_with_0_is_named_when_others_needed_it(make_workspace, world, cause):
+HOLDS_OUTPUT = "import subprocess; subprocess.Popen(['sleep', '6'], start_new_session=True)"
+"""A process that outlives its rank: dtj-launch reads the rank's output for some seconds more."""
+
+
+@pytest.mark.parametrize(
+    ("world", "cause", "before"), [(2, "ApplicationError", "pass"), (4, "ConnectionLost", HOLDS_OUTPUT)]
+)
+def test_a_rank_that_exits_early_with_0_is_named_when_others_needed_it(make_workspace, world, cause, before):
     """In a job with other pods, one of them may have a better reason."""
     (pod,) = torch_pods(make_workspace, 1, 2, DTJ_WORLD_SIZE=str(world))
     follower = f"while not os.path.exists({str(pod.root / 'go')!r}): time.sleep(0.05)\n{LOSES_CONNECTION}"
-    run = pod.python(by_rank(rank0="print('leaves')", rank1=follower), "ranks")
-    run.says("[rank 0] leaves")
-    until(lambda: not children_with(run, "RANK", "0"), "rank 0 has ended")
+    run = pod.python(by_rank(rank0=f"{before}; print('leaves:', os.getpid())", rank1=follower), "ranks")
+    until_rank_0_has_left(run)
     (pod.root / "go").touch()
 
     assert run.ended() == 1, run.output

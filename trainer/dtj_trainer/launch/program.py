@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dtj_trainer import contract
 from dtj_trainer.launch.oom import oom_kills
@@ -40,6 +40,8 @@ class ProgramEnd:
     """The signal that asked the program to stop."""
     rest_ended: bool = False
     """Whether other processes of the program outlived the first one, which died of that signal, and then ended."""
+    at: float = field(default_factory=time.monotonic, compare=False)
+    """When the first process ended, by the monotonic clock."""
 
     @property
     def stopped(self) -> bool:

@@ -118,4 +118,5 @@ class ProgramGroup:
             if len(ended) < self._expected and not cut_off(end, latest.report):
                 pod.programs.ended(member.name)
         # The others stay registered: no upload may take their files for closed before `Pod.finish` says so.
-        return ended
+        # The output of a program may be read to its end later than that of a program that ended after it.
+        return sorted(ended, key=lambda each: each.end.at)
