@@ -30,6 +30,8 @@ from dtj_trainer.train.stop import StopRequest
 from tests.gpu.rates import DEVICE, GPU, options_of
 
 UNITS = 4096
+BATCH = 16
+"""So small that the training does not reach the end of an epoch, whose save waits for the one under way."""
 SETTLED_STEPS = 5
 LEAST_STEPS = 20
 EVERY = 2.0
@@ -78,11 +80,11 @@ def main(data: str, megabytes: int, seconds: float) -> None:
     # Weights and SGD's momentum together have the bytes.
     vars(torch_model)["build"] = _build(megabytes * 10**6 // 4 // 2 // UNITS)
     options = options_of(
-        f"--data={data}", f"--checkpoint-seconds={EVERY if GPU else 0.5}", "--batch-size=256"
+        f"--data={data}", f"--checkpoint-seconds={EVERY if GPU else 0.5}", f"--batch-size={BATCH}"
     )
     pictures, ranks, stop = options.load(), TensorRanks(), StopRequest()
     model = Timed(options, pictures, DEVICE, ranks, seconds=seconds, stop=stop)
-    sharding = Sharding(pictures.train.blocks, 256, rank=0, ranks=1, seed=1, step_size=256)
+    sharding = Sharding(pictures.train.blocks, BATCH, rank=0, ranks=1, seed=1, step_size=BATCH)
     batches = picture_batches(pictures.train, sharding, model.prepare, workers=4, augment=False, seed=1)
     saver = TorchSaver(options, pictures, model, ranks)
     at, ramp = saver.resume()

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 from tests.trainer.conftest import descendants, free_ports, keys, until
@@ -163,7 +164,7 @@ def until_rank_0_has_left(run) -> None:
     """Wait until dtj-launch has seen the end of rank 0, which prints its pid."""
     run.says("[rank 0] leaves: ")
     pid = int(run.output.split("[rank 0] leaves: ")[1].split()[0])
-    until(lambda: not os.path.exists(f"/proc/{pid}"), "rank 0 has ended")
+    until(lambda: not Path(f"/proc/{pid}").exists(), "rank 0 has ended")
 
 
 def children_with(run, name: str, value: str) -> list[int]:

@@ -260,8 +260,13 @@ class FakeNvml:
     class NVMLError_NotSupported(NVMLError):
         pass
 
-    def __init__(self) -> None:
-        self.lost = False
+    class NVMLError_FunctionNotFound(NVMLError):
+        pass
+
+    nvmlMemory_v2 = 2
+
+    def __init__(self, *, old: bool = False) -> None:
+        self.lost, self.old = False, old
 
     def nvmlInit(self) -> None: ...
 
@@ -276,10 +281,12 @@ class FakeNvml:
             raise self.NVMLError_NotSupported
         return SimpleNamespace(gpu=93, memory=40)
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int = 1) -> Any:
         if self.lost:
             raise self.NVMLError("GPU is lost")
-        return SimpleNamespace(used=40, total=80)
+        if self.old and version > 1:
+            raise self.NVMLError_FunctionNotFound
+        return SimpleNamespace(used={1: 45, 2: 40}[version], total=80)
 
     def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
         return 312_500
@@ -296,6 +303,10 @@ def test_gpus_say_what_they_know(devices: Path) -> None:
         "0": GpuReading(0.93, 40, 80, 312.5),
         "1": GpuReading(None, 40, 80, 312.5),
     }
+
+
+def test_an_old_driver_counts_its_reserve_as_used_memory(devices: Path) -> None:
+    assert Gpus(devices, lambda: FakeNvml(old=True)).read()["0"].memory_used == 45
 
 
 def test_a_driver_that_fails_is_told_once(devices: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -31,6 +31,7 @@ class DividedModel(TorchModel):
     _staged = False
     # FSDP gathers weights in a test, which inference mode would spoil for the training.
     _without_gradients = torch.no_grad
+    _may_fuse = False
 
     def __init__(self, options: Options, data: PictureSet, device: torch.device, ranks: MeshRanks) -> None:
         super().__init__(options, data, device, ranks)

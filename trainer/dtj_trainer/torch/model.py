@@ -47,6 +47,8 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
 
     _without_gradients: ClassVar[type[torch.inference_mode | torch.no_grad]] = torch.inference_mode
     """The mode of a test."""
+    _may_fuse: ClassVar[bool] = True
+    """Whether the weights are plain tensors, as a fused optimizer needs."""
 
     def __init__(self, options: Options, data: PictureSet, device: torch.device, ranks: TensorRanks) -> None:
         self._ranks = ranks
@@ -62,7 +64,7 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         if options.sync_batchnorm and ranks.size > 1:
             sync_batchnorm.synchronize(whole, on_gpu=device.type == "cuda")
         self.network = self._placed(whole, options, data.shape)
-        optimizer = optimizers.make(options, self.network)
+        optimizer = optimizers.make(options, self.network, fused=self._may_fuse and device.type == "cuda")
         self._averaging = ranks.averaging(self.network, optimizer, options.passes(ranks.data_size))
         self.optimizer = self._averaging.optimizer
         if options.compile:
@@ -89,7 +91,8 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         """See Model."""
         self._profile.before(step)
         self._draw_anew(step)
-        self.network.train()
+        if not self.network.training:
+            self.network.train()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
@@ -232,6 +235,10 @@ class TorchSaver(FileSaver):
         saved = _mapped(path)
         self._network.load_state_dict(saved["model"])
         optimizer = saved["optimizer"]
+        # The checkpoint may be of another device, or of a release without fused optimizers.
+        for group, own in zip(optimizer["param_groups"], self._optimizer.param_groups, strict=True):
+            if "fused" in own:
+                group["fused"] = own["fused"]
         # The optimizer keeps the given tensors. They must be copies, because the originals are mapped from the file.
         for of_parameter in optimizer["state"].values():
             for name, value in of_parameter.items():

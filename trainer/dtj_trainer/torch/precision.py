@@ -55,9 +55,9 @@ class Precision:
         The gradients are the mean of all ranks', so that all ranks find the same norm and the same infinities, and
         take or skip the step together.
         """
-        if self._scaler is not None:
-            self._scaler.unscale_(optimizer)
         if clip is not None:
+            if self._scaler is not None:
+                self._scaler.unscale_(optimizer)
             clip([each for group in optimizer.param_groups for each in group["params"]])
         if self._scaler is None:
             optimizer.step()

@@ -9,6 +9,9 @@ import torch
 
 from dtj_trainer.train.protocols import StepParts
 
+MEASURED_STEPS = 16
+"""About as many steps between two calls of `take` are measured on a GPU, spread evenly."""
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.hooks import RemovableHandle
@@ -52,7 +55,8 @@ class StepClock(NoClock):
 
     On a CPU, marks are times. On a GPU, whose work runs after the calls, marks are events in its stream. The ranks
     exchange gradients beside the backward pass. What the clock calls communication is the rest: from the rank's own
-    last gradient until all gradients are averaged. A step costs eight marks, 3 us on a CPU.
+    last gradient until all gradients are averaged. A step costs eight marks: 3 us on a CPU. The events of a GPU cost
+    some 100 us, and to read them costs as much while the GPU waits: there, the sums are those of some steps, scaled.
     """
 
     def __init__(self, network: nn.Module, device: torch.device, *, exchanged: bool) -> None:
@@ -66,6 +70,9 @@ class StepClock(NoClock):
         }
         self._passes: list[_Pass] = []
         self._steps: list[tuple[list[_Pass], Any, Any]] = []
+        self._every, self._since = 1, 0
+        """Each of so many steps is measured; the steps since the last call of `take`."""
+        self._measures = True
         self._forward_at = self._backward_at = self._first = self._last = self._averaged_at = None
 
     def forward(self) -> None:
@@ -92,12 +99,21 @@ class StepClock(NoClock):
 
     def updated(self) -> None:
         """End the step."""
-        self._steps.append((self._passes, self._averaged_at, self._mark()))
+        if self._measures:
+            self._steps.append((self._passes, self._averaged_at, self._mark()))
         self._passes = []
+        self._since += 1
+        self._measures = self._since % self._every == 0
 
     def take(self) -> StepParts:
-        """Return the sums over the steps since the last call."""
+        """Return the sums over the steps since the last call; no parts if none of the steps was measured."""
         steps, self._steps = self._steps, []
+        done, self._since = self._since, 0
+        if self._of_gpu:
+            self._every = max(done // MEASURED_STEPS, 1)
+        self._measures = True
+        if not steps:
+            return StepParts()
         forward = backward = communication = optimizer = exchanging = 0.0
         for passes, averaged, updated in steps:
             for each in passes:
@@ -106,17 +122,21 @@ class StepClock(NoClock):
             communication += self._between(passes[-1].last, averaged)
             exchanging += self._between(passes[-1].first, averaged)
             optimizer += self._between(averaged, updated)
-        reduced = float(len(steps) * self._bytes)
-        return StepParts(len(steps), forward, backward, communication, optimizer, exchanging, reduced)
+        seconds = [
+            each * done / len(steps) for each in (forward, backward, communication, optimizer, exchanging)
+        ]
+        return StepParts._make((done, *seconds, float(done * self._bytes)))
 
     def _ready(self, weight: Tensor) -> None:
-        """Note that a gradient is computed."""
+        """Note that a gradient is computed, the last one so far."""
         if len(self._hooks) > 2:
             self._order.append(weight)
         self._last = self._mark()
         self._first = self._first or self._last
 
     def _mark(self) -> Any:
+        if not self._measures:
+            return None
         if not self._of_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

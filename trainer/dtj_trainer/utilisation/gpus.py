@@ -53,7 +53,7 @@ class Gpus:
     def _reading(self, handle: Any) -> GpuReading:
         nvml = self._nvml
         rates = self._supported(nvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = self._supported(nvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = self._supported(self._memory, handle)
         power = self._supported(nvml.nvmlDeviceGetPowerUsage, handle)
         return GpuReading(
             utilisation=None if rates is None else rates.gpu / 100,
@@ -61,6 +61,16 @@ class Gpus:
             memory=None if memory is None else memory.total,
             power=None if power is None else power / 1000,
         )
+
+    def _memory(self, handle: Any) -> Any:
+        """Return total and used memory, without what the driver reserves: what nvidia-smi shows."""
+        nvml = self._nvml
+        try:
+            return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+        except (
+            nvml.NVMLError_FunctionNotFound
+        ):  # A driver before 510, whose only version counts the reserve as used.
+            return nvml.nvmlDeviceGetMemoryInfo(handle)
 
     def _supported(self, ask: Callable[[Any], Any], handle: Any) -> Any:
         """Return the answer; None where the GPU does not have the figure, as a slice of a GPU has no utilisation."""
