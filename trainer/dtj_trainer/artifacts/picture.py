@@ -1,0 +1,402 @@
+"""Decides when the content of the checkpoints folder is complete. Reads neither disk nor clock.
+
+A *look* is what one walk of the folder found. A *picture* is the content of the whole folder at one moment: what a
+snapshot in the bucket holds. Programs write checkpoints in their own ways and do not report when one is complete, so
+the rules follow from what every way has in common: a save ends, and nothing changes for a while.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Literal
+
+SECOND = 10**9
+"""In nanoseconds, as all times here."""
+SHORT_SETTLE = 1 * SECOND
+"""How long nothing may change where the program's own operations show that files are complete."""
+NEVER_QUIET = 30 * SECOND
+"""After so long without a quiet moment, SHORT_SETTLE suffices."""
+OPEN_LIMIT = 120 * SECOND
+"""How long an open file, or an archive without its end, delays pictures."""
+FEWER_LIMIT, FEWER_AT_MOST = 300 * SECOND, 1800 * SECOND
+"""How long a folder that may lack files delays pictures: after its last change, and in all."""
+LOG_BYTES = 64 * 10**6
+"""A file that is open for OPEN_LIMIT and grew less is a log."""
+BUSY_CHANGES, BUSY_WITHIN, BUSY_EVERY = 4, 30 * SECOND, 15 * SECOND
+"""A file that changed so often within the time is busy. Busy files alone make a picture due once in BUSY_EVERY."""
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A file, a folder or a link below the checkpoints folder. `path` is relative to the folder, with `/`.
+
+    `changed_ns`: the change time (ctime), which a program can't set. `target`: of a link.
+    """
+
+    path: str
+    kind: Literal["file", "directory", "link"]
+    size: int = 0
+    changed_ns: int = 0
+    inode: int = 0
+    target: str = ""
+
+    def same(self, other: Node | None) -> bool:
+        """Return whether the other node has the same content. Of a folder, only its existence is content."""
+        if other is None or self.kind != other.kind:
+            return False
+        return self.kind == "directory" or self == other
+
+
+@dataclass(frozen=True)
+class Look:
+    """One walk of the folder.
+
+    `at_ns`: when the walk began, by the wall clock. `nodes`: by path, with each node's folders. `open`: inodes that a
+    process has open for writing. `renamed`: names of the top folder whose last event was a rename into it.
+    `archives`: by path, whether a zip archive has its directory, which its writer adds last; other files are absent.
+    `steps`: of each folder that `checkpoints.save` wrote, its step by its name.
+    """
+
+    at_ns: int
+    nodes: Mapping[str, Node]
+    open: frozenset[int] = frozenset()
+    renamed: frozenset[str] = frozenset()
+    archives: Mapping[str, bool] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The content of the folder at one moment, by path. `passed_over`: what has its stored content, or none, because
+    it stays unfinished.
+    """
+
+    nodes: Mapping[str, Node]
+    passed_over: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Why there is no picture now. `path`: what holds it up, if that is one file or folder."""
+
+    reason: str
+    path: str = ""
+
+
+@dataclass
+class _Track:
+    """What is known of a node that differs from the last picture."""
+
+    began_ns: int
+    """A time before the difference began, or before the last one did if the node had settled: that of a look."""
+    changes: tuple[int, ...] = ()
+    """When it changed, at most the last BUSY_CHANGES times."""
+    open_since: int | None = None
+    size_when_opened: int = 0
+    closed_since: int | None = None
+    """The look that first found the present content closed."""
+
+    def follow(self, node: Node, before: Look, look: Look, settle_ns: int) -> None:
+        """Take a look into account, and the look before."""
+        if not node.same(before.nodes.get(node.path)):
+            if self.closed_since is not None and before.at_ns - self.closed_since >= settle_ns:
+                self.began_ns = before.at_ns
+            self.changes = (*self.changes, node.changed_ns)[-BUSY_CHANGES:]
+            self.closed_since = None
+        if node.inode not in look.open:
+            self.open_since, self.closed_since = None, self.closed_since or look.at_ns
+        elif self.open_since is None:
+            self.open_since, self.size_when_opened, self.closed_since = look.at_ns, node.size, None
+
+
+NOTHING = Waits("nothing new is complete")
+
+
+class Pictures:
+    """The looks at one folder, and the pictures that follow from them.
+
+    `settle_ns`: how long nothing may change before a picture is taken. `last`: the picture that a restore left.
+    """
+
+    def __init__(self, settle_ns: int, last: Mapping[str, Node] | None = None) -> None:
+        self._settle_ns = settle_ns
+        self._last: Mapping[str, Node] = dict(last or {})
+        self._taken_ns = 0
+        self._look = Look(0, self._last)
+        self._tracks: dict[str, _Track] = {}
+        self._removed: dict[str, int] = {}
+        """When nodes of the last picture vanished: the time of the look before."""
+        self._removed_ns = 0
+        self._unquiet_since: int | None = None
+        self._fewer_since: dict[str, int] = {}
+
+    def see(self, look: Look) -> None:
+        """Take a look into account. Looks come in the order of their times."""
+        before, self._look = self._look, look
+        for path in before.nodes.keys() - look.nodes.keys():
+            if not self._busy(path, look.at_ns):
+                self._removed_ns = look.at_ns
+            if path in self._last:
+                self._removed[path] = before.at_ns
+        for path in self._removed.keys() & look.nodes.keys():
+            del self._removed[path]
+        tracks = {}
+        for path, node in look.nodes.items():
+            if path in self._tracks or not node.same(self._last.get(path)):
+                tracks[path] = self._tracks.get(path) or _Track(before.at_ns)
+                tracks[path].follow(node, before, look, self._settle_ns)
+        self._tracks = tracks
+        if self._changing(look.at_ns, self._settle_ns) is None:
+            self._unquiet_since = None
+        elif self._unquiet_since is None:
+            self._unquiet_since = look.at_ns
+
+    def taken(self, picture: Picture) -> None:
+        """Note that the picture is fixed: the next one needs something newer."""
+        self._last, self._taken_ns = picture.nodes, self._look.at_ns
+        self._removed = {}
+        # A busy file stays known as one.
+        nodes = self._look.nodes
+        self._tracks = {
+            path: track
+            for path, track in self._tracks.items()
+            if not nodes[path].same(self._last.get(path)) or len(track.changes) == BUSY_CHANGES
+        }
+
+    def picture(self, *, ended: bool = False, died_ns: int | None = None) -> Picture | Waits:
+        """Return the picture that is due after the last look, if one is.
+
+        `ended`: the program ended by itself, with whatever exit code. `died_ns`: when the program was killed.
+        """
+        if died_ns is not None:
+            return self._before_unfinished(died_ns)
+        over = {path for path in self._new(files=True) if self._look.archives.get(path) is False}
+        if not ended:
+            waits, over = self._unfinished(over)
+            if waits:
+                return waits
+        return self._without(over, busy_too=ended)
+
+    # --- while the program runs -----------------------------------------------------------------
+
+    def _unfinished(self, torn: set[str]) -> tuple[Waits | None, set[str]]:
+        """Return what a picture waits for, and the files and folders that it passes over."""
+        now = self._look.at_ns
+        over: set[str] = set()
+        for path in self._new(files=True):
+            track, node = self._tracks[path], self._look.nodes[path]
+            if track.open_since is not None:
+                if now - track.open_since >= OPEN_LIMIT:
+                    log = node.size - track.size_when_opened < LOG_BYTES
+                    over.add(path if log else self._topmost_new(path))
+                elif self._busy(path, now):
+                    over.add(path)
+                else:
+                    return Waits("a process has the file open for writing", path), over
+            elif path in torn:
+                if now - node.changed_ns < OPEN_LIMIT:
+                    return Waits("the archive has no end", path), over
+                over.add(self._topmost_new(path))
+        if (settle := self._changing(now, self._needed(over), over)) is not None:
+            return settle, over
+        fewer = self._fewer()
+        self._fewer_since = {folder: self._fewer_since.get(folder, now) for folder in fewer}
+        for folder, changed_ns in fewer.items():
+            # A folder in which other files change all the time does not wait for ever.
+            if now - changed_ns < FEWER_LIMIT and now - self._fewer_since[folder] < FEWER_AT_MOST:
+                return Waits("the folder has fewer kinds of files than the one before", folder), over
+        return None, over
+
+    def _changing(self, now: int, settle_ns: int, over: Iterable[str] = ()) -> Waits | None:
+        """Return why the moment is not quiet; None if it is."""
+        if now - self._removed_ns < settle_ns:
+            return Waits("files are removed")
+        passed = set(over)
+        for path in self._new():
+            node = self._look.nodes[path]
+            if node.kind == "directory" or self._busy(path, now) or _below(path, passed):
+                continue
+            if now - node.changed_ns < settle_ns and path.partition("/")[0] not in self._look.steps:
+                return Waits("the file has just changed", path)
+        return None
+
+    def _needed(self, over: set[str]) -> int:
+        """Return how long nothing may change before a picture."""
+        unquiet = self._unquiet_since
+        if unquiet is not None and self._look.at_ns - unquiet >= NEVER_QUIET:
+            return min(SHORT_SETTLE, self._settle_ns)
+        changed = [
+            path for path in self._new() if not _below(path, over) and not self._busy(path, self._look.at_ns)
+        ]
+        if all(self._shown_complete(path) for path in changed):
+            return min(SHORT_SETTLE, self._settle_ns)
+        return self._settle_ns
+
+    def _shown_complete(self, path: str) -> bool:
+        """Return whether the program's operations show that the content is complete."""
+        folder = path.rpartition("/")[0]
+        archive = self._look.archives.get(path) is True and (not folder or folder in self._last)
+        return archive or self._renamed(path)
+
+    def _renamed(self, path: str) -> bool:
+        """Return whether the content was renamed into the top folder, or is of a folder that `save` renamed."""
+        top = path.partition("/")[0]
+        unchanged = self._look.nodes[path].changed_ns <= self._look.nodes[top].changed_ns
+        return top in self._look.steps or (top in self._look.renamed and unchanged)
+
+    def _fewer(self) -> dict[str, int]:
+        """Return the last change of each changed folder that has fewer kinds of files than its elder, or than before.
+
+        A new folder inside a new folder is judged as a part of it.
+        """
+        changed: dict[str, int] = {}
+        for path in self._new(files=True):
+            for folder in _folders(path):
+                changed[folder] = max(changed.get(folder, 0), self._look.nodes[path].changed_ns)
+                if folder not in self._last:
+                    break
+        changed = {
+            folder: at for folder, at in changed.items() if folder.partition("/")[0] not in self._look.steps
+        }
+        elders = self._elders(changed.keys() - self._last.keys())
+        before = _kinds(self._last, {elders.get(folder, folder) for folder in changed})
+        now = _kinds(self._look.nodes, changed.keys())
+        return {
+            folder: at
+            for folder, at in changed.items()
+            if len(now[folder]) < len(before[elders.get(folder, folder)])
+        }
+
+    def _elders(self, folders: Set[str]) -> dict[str, str]:
+        """Return the elder of each new folder: the newest of the last picture whose name is of the same kind."""
+        if not folders:
+            return {}
+        newest: dict[tuple[str, str], Node] = {}
+        for node in self._last.values():
+            if node.kind == "directory":
+                place = _place(node.path)
+                newest[place] = max(newest.get(place, node), node, key=lambda each: each.changed_ns)
+        return {folder: newest[place].path for folder in folders if (place := _place(folder)) in newest}
+
+    # --- after a kill ----------------------------------------------------------------------------
+
+    def _before_unfinished(self, died_ns: int) -> Picture | Waits:
+        """Return the picture of the moment before the oldest unfinished thing began."""
+        torn = {path for path in self._new(files=True) if self._torn_by_death(path, died_ns)}
+        busy = {path for path in torn if self._busy(path, died_ns)}
+        began = self._began(torn - busy | self._fewer().keys())
+        if began is None:
+            return self._without(busy, busy_too=True)
+        cut = self._cut(began)
+        nodes = {path: node for path, node in self._last.items() if self._removed.get(path, cut) >= cut}
+        nodes |= {path: node for path, node in self._look.nodes.items() if self._before(path, cut)}
+        return self._due(nodes, ())
+
+    def _cut(self, cut: int) -> int:
+        """Return the latest moment, not after the given one, at which no new folder was under way."""
+        while True:
+            later = {self._topmost_new(path) for path in self._new(files=True) if not self._before(path, cut)}
+            began = self._began({root for root in later if self._look.nodes[root].kind == "directory"})
+            if began is None or began >= cut:
+                return cut
+            cut = began
+
+    def _before(self, path: str, cut: int) -> bool:
+        """Return whether the present content was there at a moment."""
+        track = self._tracks.get(path)
+        return track is None or (track.began_ns < cut and self._look.nodes[path].changed_ns <= cut)
+
+    def _torn_by_death(self, path: str, died_ns: int) -> bool:
+        whole = self._look.archives.get(path)
+        if whole is not None or self._renamed(path):
+            return whole is False
+        closed = self._tracks[path].closed_since
+        return closed is None or closed > died_ns - self._settle_ns
+
+    def _began(self, roots: set[str]) -> int | None:
+        """Return a time before the first difference of files and folders from the last picture; None without any."""
+        inside = [track.began_ns for path, track in self._tracks.items() if _below(path, roots)]
+        gone = [at for path, at in self._removed.items() if _below(path, roots)]
+        return min(inside + gone, default=None)
+
+    # --- the content -----------------------------------------------------------------------------
+
+    def _without(self, over: set[str], *, busy_too: bool) -> Picture | Waits:
+        """Return the present content, with the stored content of what is passed over."""
+        nodes = {path: node for path, node in self._look.nodes.items() if not _below(path, over)}
+        nodes |= {path: node for path, node in self._last.items() if _below(path, over)}
+        if not busy_too and self._look.at_ns - self._taken_ns < BUSY_EVERY:
+            new = [path for path in self._new() if not self._busy(path, self._look.at_ns)]
+            if all(_below(path, over) or self._look.nodes[path].kind == "directory" for path in new):
+                return NOTHING
+        return self._due(nodes, tuple(sorted(over)))
+
+    def _due(self, nodes: dict[str, Node], passed_over: tuple[str, ...]) -> Picture | Waits:
+        """Return the picture unless it has nothing new. Of the folders of `save`, the newest alone belongs to it."""
+        steps = self._look.steps
+        newest = max(steps, key=lambda name: steps[name], default=None)
+        older = {name for name in steps if name != newest}
+        nodes = {path: node for path, node in nodes.items() if not _below(path, older)}
+        content = {
+            folder for path, node in nodes.items() if node.kind != "directory" for folder in _folders(path)
+        }
+        for folder in content - nodes.keys():  # Its files are older than the folder's own change.
+            nodes[folder] = self._look.nodes.get(folder) or self._last[folder]
+        new = any(
+            node.kind != "directory" and not node.same(self._last.get(path)) for path, node in nodes.items()
+        )
+        return Picture(nodes, passed_over) if new else NOTHING
+
+    def _new(self, *, files: bool = False) -> Iterator[str]:
+        """Yield the paths that differ from the last picture."""
+        for path in self._tracks:
+            node = self._look.nodes[path]
+            if not node.same(self._last.get(path)) and (not files or node.kind == "file"):
+                yield path
+
+    def _busy(self, path: str, now: int) -> bool:
+        track = self._tracks.get(path)
+        return (
+            track is not None and len(track.changes) == BUSY_CHANGES and now - track.changes[0] <= BUSY_WITHIN
+        )
+
+    def _topmost_new(self, path: str) -> str:
+        """Return the topmost folder of the path that the last picture does not have; the path without one."""
+        return next((folder for folder in _folders(path) if folder not in self._last), path)
+
+
+def _folders(path: str) -> Iterator[str]:
+    """Yield the folders of a path, from the top."""
+    at = path.find("/")
+    while at >= 0:
+        yield path[:at]
+        at = path.find("/", at + 1)
+
+
+def _below(path: str, roots: set[str]) -> bool:
+    """Return whether the path is one of the roots, or below one."""
+    return bool(roots) and (path in roots or any(folder in roots for folder in _folders(path)))
+
+
+def _kind(name: str) -> str:
+    return _DIGITS.sub("#", name)
+
+
+def _place(path: str) -> tuple[str, str]:
+    """Return the folder of a path, and the kind of its name."""
+    parent, _, name = path.rpartition("/")
+    return parent, _kind(name)
+
+
+def _kinds(nodes: Mapping[str, Node], folders: Set[str]) -> dict[str, set[str]]:
+    """Return the kinds of files below each of the folders, by their paths in it with each run of digits as `#`."""
+    found: dict[str, set[str]] = {folder: set() for folder in folders}
+    for path, node in nodes.items() if folders else ():
+        if node.kind != "directory":
+            for folder in _folders(path):
+                if folder in found:
+                    found[folder].add(_kind(path[len(folder) + 1 :]))
+    return found
