@@ -11,7 +11,8 @@ from tests.trainer.conftest import until
 
 from dtj_trainer.artifacts.folder_looks import FolderLooks
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, RECORD_FILE
-from dtj_trainer.artifacts.picture import SECOND, Picture, Pictures, Waits
+from dtj_trainer.artifacts.look import SECOND
+from dtj_trainer.artifacts.picture import Picture, Pictures, Waits
 
 
 @pytest.fixture

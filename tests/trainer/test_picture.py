@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtj_trainer.artifacts.picture import LOG_BYTES, NEVER_QUIET, SECOND, Look, Node, Picture, Pictures, Waits
+from dtj_trainer.artifacts.look import SECOND, Look, Node
+from dtj_trainer.artifacts.picture import LOG_BYTES, NEVER_QUIET, Picture, Pictures, Waits
 
 SETTLE = 5 * SECOND
 HISTORIES = int(os.environ.get("DTJ_TEST_HISTORIES", "2000"))

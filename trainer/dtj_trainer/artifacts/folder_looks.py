@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.folder_watch import EventKind, FolderWatch
 from dtj_trainer.artifacts.local_checkpoints import RECORD_FILE, read_mark
+from dtj_trainer.artifacts.look import Look, Node
 from dtj_trainer.artifacts.open_files import held_open
-from dtj_trainer.artifacts.picture import Look, Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -7,13 +7,11 @@ the rules follow from what every way has in common: a save ends, and nothing cha
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
-SECOND = 10**9
-"""In nanoseconds, as all times here."""
+from dtj_trainer.artifacts.look import SECOND, Look, Node, folders_of, is_below, kinds_in, place_of
+
 SHORT_SETTLE = 1 * SECOND
 """How long nothing may change where the program's own operations show that files are complete."""
 NEVER_QUIET = 30 * SECOND
@@ -26,46 +24,6 @@ LOG_BYTES = 64 * 10**6
 """A file that is open for OPEN_LIMIT and grew less is a log."""
 BUSY_CHANGES, BUSY_WITHIN, BUSY_EVERY = 4, 30 * SECOND, 15 * SECOND
 """A file that changed so often within the time is busy. Busy files alone make a picture due once in BUSY_EVERY."""
-_DIGITS = re.compile(r"\d+")
-
-
-@dataclass(frozen=True)
-class Node:
-    """A file, a folder or a link below the checkpoints folder. `path` is relative to the folder, with `/`.
-
-    `changed_ns`: the change time (ctime), which a program can't set. `target`: of a link.
-    """
-
-    path: str
-    kind: Literal["file", "directory", "link"]
-    size: int = 0
-    changed_ns: int = 0
-    inode: int = 0
-    target: str = ""
-
-    def same(self, other: Node | None) -> bool:
-        """Return whether the other node has the same content. Of a folder, only its existence is content."""
-        if other is None or self.kind != other.kind:
-            return False
-        return self.kind == "directory" or self == other
-
-
-@dataclass(frozen=True)
-class Look:
-    """One walk of the folder.
-
-    `at_ns`: when the walk began, by the wall clock. `nodes`: by path, with each node's folders. `open`: inodes that a
-    process has open for writing. `renamed`: names of the top folder whose last event was a rename into it.
-    `archives`: by path, whether a zip archive has its directory, which its writer adds last; other files are absent.
-    `steps`: of each folder that `checkpoints.save` wrote, its step by its name.
-    """
-
-    at_ns: int
-    nodes: Mapping[str, Node]
-    open: frozenset[int] = frozenset()
-    renamed: frozenset[str] = frozenset()
-    archives: Mapping[str, bool] = field(default_factory=dict)
-    steps: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -217,7 +175,7 @@ class Pictures:
         passed = set(over)
         for path in self._new():
             node = self._look.nodes[path]
-            if node.kind == "directory" or self._busy(path, now) or _below(path, passed):
+            if node.kind == "directory" or self._busy(path, now) or is_below(path, passed):
                 continue
             if now - node.changed_ns < settle_ns and path.partition("/")[0] not in self._look.steps:
                 return Waits("the file has just changed", path)
@@ -229,7 +187,9 @@ class Pictures:
         if unquiet is not None and self._look.at_ns - unquiet >= NEVER_QUIET:
             return min(SHORT_SETTLE, self._settle_ns)
         changed = [
-            path for path in self._new() if not _below(path, over) and not self._busy(path, self._look.at_ns)
+            path
+            for path in self._new()
+            if not is_below(path, over) and not self._busy(path, self._look.at_ns)
         ]
         if all(self._shown_complete(path) for path in changed):
             return min(SHORT_SETTLE, self._settle_ns)
@@ -254,7 +214,7 @@ class Pictures:
         """
         changed: dict[str, int] = {}
         for path in self._new(files=True):
-            for folder in _folders(path):
+            for folder in folders_of(path):
                 changed[folder] = max(changed.get(folder, 0), self._look.nodes[path].changed_ns)
                 if folder not in self._last:
                     break
@@ -262,8 +222,8 @@ class Pictures:
             folder: at for folder, at in changed.items() if folder.partition("/")[0] not in self._look.steps
         }
         elders = self._elders(changed.keys() - self._last.keys())
-        before = _kinds(self._last, {elders.get(folder, folder) for folder in changed})
-        now = _kinds(self._look.nodes, changed.keys())
+        before = kinds_in(self._last, {elders.get(folder, folder) for folder in changed})
+        now = kinds_in(self._look.nodes, changed.keys())
         return {
             folder: at
             for folder, at in changed.items()
@@ -277,9 +237,9 @@ class Pictures:
         newest: dict[tuple[str, str], Node] = {}
         for node in self._last.values():
             if node.kind == "directory":
-                place = _place(node.path)
+                place = place_of(node.path)
                 newest[place] = max(newest.get(place, node), node, key=lambda each: each.changed_ns)
-        return {folder: newest[place].path for folder in folders if (place := _place(folder)) in newest}
+        return {folder: newest[place].path for folder in folders if (place := place_of(folder)) in newest}
 
     # --- after a kill ----------------------------------------------------------------------------
 
@@ -318,19 +278,19 @@ class Pictures:
 
     def _began(self, roots: set[str]) -> int | None:
         """Return a time before the first difference of files and folders from the last picture; None without any."""
-        inside = [track.began_ns for path, track in self._tracks.items() if _below(path, roots)]
-        gone = [at for path, at in self._removed.items() if _below(path, roots)]
+        inside = [track.began_ns for path, track in self._tracks.items() if is_below(path, roots)]
+        gone = [at for path, at in self._removed.items() if is_below(path, roots)]
         return min(inside + gone, default=None)
 
     # --- the content -----------------------------------------------------------------------------
 
     def _without(self, over: set[str], *, busy_too: bool) -> Picture | Waits:
         """Return the present content, with the stored content of what is passed over."""
-        nodes = {path: node for path, node in self._look.nodes.items() if not _below(path, over)}
-        nodes |= {path: node for path, node in self._last.items() if _below(path, over)}
+        nodes = {path: node for path, node in self._look.nodes.items() if not is_below(path, over)}
+        nodes |= {path: node for path, node in self._last.items() if is_below(path, over)}
         if not busy_too and self._look.at_ns - self._taken_ns < BUSY_EVERY:
             new = [path for path in self._new() if not self._busy(path, self._look.at_ns)]
-            if all(_below(path, over) or self._look.nodes[path].kind == "directory" for path in new):
+            if all(is_below(path, over) or self._look.nodes[path].kind == "directory" for path in new):
                 return NOTHING
         return self._due(nodes, tuple(sorted(over)))
 
@@ -339,9 +299,9 @@ class Pictures:
         steps = self._look.steps
         newest = max(steps, key=lambda name: steps[name], default=None)
         older = {name for name in steps if name != newest}
-        nodes = {path: node for path, node in nodes.items() if not _below(path, older)}
+        nodes = {path: node for path, node in nodes.items() if not is_below(path, older)}
         content = {
-            folder for path, node in nodes.items() if node.kind != "directory" for folder in _folders(path)
+            folder for path, node in nodes.items() if node.kind != "directory" for folder in folders_of(path)
         }
         for folder in content - nodes.keys():  # Its files are older than the folder's own change.
             nodes[folder] = self._look.nodes.get(folder) or self._last[folder]
@@ -365,38 +325,4 @@ class Pictures:
 
     def _topmost_new(self, path: str) -> str:
         """Return the topmost folder of the path that the last picture does not have; the path without one."""
-        return next((folder for folder in _folders(path) if folder not in self._last), path)
-
-
-def _folders(path: str) -> Iterator[str]:
-    """Yield the folders of a path, from the top."""
-    at = path.find("/")
-    while at >= 0:
-        yield path[:at]
-        at = path.find("/", at + 1)
-
-
-def _below(path: str, roots: set[str]) -> bool:
-    """Return whether the path is one of the roots, or below one."""
-    return bool(roots) and (path in roots or any(folder in roots for folder in _folders(path)))
-
-
-def _kind(name: str) -> str:
-    return _DIGITS.sub("#", name)
-
-
-def _place(path: str) -> tuple[str, str]:
-    """Return the folder of a path, and the kind of its name."""
-    parent, _, name = path.rpartition("/")
-    return parent, _kind(name)
-
-
-def _kinds(nodes: Mapping[str, Node], folders: Set[str]) -> dict[str, set[str]]:
-    """Return the kinds of files below each of the folders, by their paths in it with each run of digits as `#`."""
-    found: dict[str, set[str]] = {folder: set() for folder in folders}
-    for path, node in nodes.items() if folders else ():
-        if node.kind != "directory":
-            for folder in _folders(path):
-                if folder in found:
-                    found[folder].add(_kind(path[len(folder) + 1 :]))
-    return found
+        return next((folder for folder in folders_of(path) if folder not in self._last), path)

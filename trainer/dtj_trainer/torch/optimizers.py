@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dtj_trainer.train.options import Options
 
 
-def make(options: Options, network: nn.Module, *, fused: bool) -> Optimizer:
+def make(options: Options, network: nn.Module, *, fused: bool = False) -> Optimizer:
     """Make the optimizer of `--optimizer`, with PyTorch's defaults for what has no option.
 
     fused: update all weights in one kernel. A fused optimizer also skips a step with infinite gradients on the GPU:

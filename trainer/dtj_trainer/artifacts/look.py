@@ -1,0 +1,85 @@
+"""What one walk of the checkpoints folder found, as data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Literal
+
+SECOND = 10**9
+"""In nanoseconds, as all times here."""
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A file, a folder or a link below the checkpoints folder. `path` is relative to the folder, with `/`.
+
+    `changed_ns`: the change time (ctime), which a program can't set. `target`: of a link.
+    """
+
+    path: str
+    kind: Literal["file", "directory", "link"]
+    size: int = 0
+    changed_ns: int = 0
+    inode: int = 0
+    target: str = ""
+
+    def same(self, other: Node | None) -> bool:
+        """Return whether the other node has the same content. Of a folder, only its existence is content."""
+        if other is None or self.kind != other.kind:
+            return False
+        return self.kind == "directory" or self == other
+
+
+@dataclass(frozen=True)
+class Look:
+    """One walk of the folder.
+
+    `at_ns`: when the walk began, by the wall clock. `nodes`: by path, with each node's folders. `open`: inodes that a
+    process has open for writing. `renamed`: names of the top folder whose last event was a rename into it.
+    `archives`: by path, whether a zip archive has its directory, which its writer adds last; other files are absent.
+    `steps`: of each folder that `checkpoints.save` wrote, its step by its name.
+    """
+
+    at_ns: int
+    nodes: Mapping[str, Node]
+    open: frozenset[int] = frozenset()
+    renamed: frozenset[str] = frozenset()
+    archives: Mapping[str, bool] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
+
+
+def folders_of(path: str) -> Iterator[str]:
+    """Yield the folders of a path, from the top."""
+    at = path.find("/")
+    while at >= 0:
+        yield path[:at]
+        at = path.find("/", at + 1)
+
+
+def is_below(path: str, roots: Set[str]) -> bool:
+    """Return whether the path is one of the roots, or below one."""
+    return bool(roots) and (path in roots or any(folder in roots for folder in folders_of(path)))
+
+
+def _kind(name: str) -> str:
+    return _DIGITS.sub("#", name)
+
+
+def place_of(path: str) -> tuple[str, str]:
+    """Return the folder of a path, and the kind of its name."""
+    parent, _, name = path.rpartition("/")
+    return parent, _kind(name)
+
+
+def kinds_in(nodes: Mapping[str, Node], folders: Set[str]) -> dict[str, set[str]]:
+    """Return the kinds of files below each of the folders, by their paths in it with each run of digits as `#`."""
+    found: dict[str, set[str]] = {folder: set() for folder in folders}
+    for path, node in nodes.items() if folders else ():
+        if node.kind != "directory":
+            for folder in folders_of(path):
+                if folder in found:
+                    found[folder].add(_kind(path[len(folder) + 1 :]))
+    return found
