@@ -91,8 +91,7 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         """See Model."""
         self._profile.before(step)
         self._draw_anew(step)
-        if not self.network.training:
-            self.network.train()
+        self.network.train()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
