@@ -123,7 +123,7 @@ def resume(at: Place) -> Iterator[Sheet]:
 
 
 def _rank_of(run: Run) -> int:
-    """Return the process of rank 0. A process of dtj-launch has the same words, in other places."""
+    """Return the process of rank 0. The command line of dtj-launch has the same words at other positions."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

@@ -70,10 +70,7 @@ def test_on_a_gpu_some_steps_stand_for_all(monkeypatch: pytest.MonkeyPatch, step
     assert clock.take().steps == 0
 
 
-OPTIMIZERS = pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "adadelta"])
-
-
-@OPTIMIZERS
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "adadelta"])
 def test_a_checkpoint_of_another_device_keeps_the_optimizers_own_way(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, optimizer: str
 ) -> None:

@@ -34,7 +34,7 @@ class Disk:
     now: int = 1000 * SECOND
     lives: dict[Node, list[int]] = field(default_factory=dict)
     whole: set[Node] = field(default_factory=set)
-    """The nodes that their program has completed."""
+    """Nodes whose content the program has completed."""
     inodes: int = 0
 
     def at(self, seconds: float) -> Disk:
@@ -490,7 +490,7 @@ def test_histories(program: Program) -> None:
             if pointer and pointer in history.disk.whole and (pointer.size - 100) // 1000 == save:
                 assert complete, f"the pointer names save {save}, of which there is {sorted(found)}"
     assert whole or not history.pictures
-    # Without a quiet moment, because another file changes, a save waits for NEVER_QUIET.
+    # A side file that keeps changing may leave no quiet moment. A picture then comes after NEVER_QUIET.
     limit = KEPT_AFTER * SECOND + NEVER_QUIET * bool(program.side)
     kept = [save for save, at in history.complete.items() if at < history.end - limit]
     if program.killed_at >= 1:

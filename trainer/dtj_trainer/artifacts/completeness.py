@@ -7,9 +7,9 @@ may still be incomplete, because a program may pause in the middle of a file.
 from __future__ import annotations
 
 import time
-import zipfile
 from typing import TYPE_CHECKING
 
+from dtj_trainer.artifacts import zip_archives
 from dtj_trainer.artifacts.folder_watch import EntryEvent, EventKind, FolderWatch
 from dtj_trainer.artifacts.open_files import held_open
 
@@ -23,7 +23,6 @@ TOGETHER_SECONDS = 1.0
 """While the program runs, entries of one step that are renamed within this time count as one checkpoint."""
 DEATH_SECONDS = 1.0
 """A shell outlives its killed child for a moment: a file closed so shortly before the shell's end may be torn."""
-_ZIP_START = b"PK\x03\x04"
 
 
 class Completeness:
@@ -103,21 +102,10 @@ class Completeness:
 
     def _whole(self, entry: LocalEntry) -> bool | None:
         """Return whether the zip archives of an entry are complete; None unless all of its files are archives."""
-        found = [_whole_archive(self._folder / file.path) for file in entry.files]
+        found = [zip_archives.is_whole(self._folder / file.path) for file in entry.files]
         return False if False in found else None if None in found else True
 
 
 def _closed_by(seen: EntryEvent, now_ns: int) -> bool:
     """Whether an entry was closed long enough before."""
     return seen.what is not EventKind.WRITTEN and seen.at_ns <= now_ns - DEATH_SECONDS * 1e9
-
-
-def _whole_archive(path: Path) -> bool | None:
-    """Return whether a zip archive has its directory; None for a file that is no archive."""
-    try:
-        with path.open("rb") as content:
-            if content.read(len(_ZIP_START)) != _ZIP_START:
-                return None
-            return zipfile.is_zipfile(content)
-    except OSError:
-        return None

@@ -6,10 +6,10 @@ import logging
 import os
 import stat
 import time
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtj_trainer.artifacts import zip_archives
 from dtj_trainer.artifacts.folder_watch import EventKind, FolderWatch
 from dtj_trainer.artifacts.local_checkpoints import RECORD_FILE, read_mark
 from dtj_trainer.artifacts.look import Look, Node
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ZIP_START = b"PK\x03\x04"
 _LEFT_OUT = (".tmp", ".part")
 
 
@@ -53,17 +52,18 @@ class FolderLooks:
             path: whole for path, whole in self._archives.items() if nodes.get(path) == self._before[path]
         }
         for node in changed:
-            whole = _whole_archive(self._folder / node.path)
+            whole = zip_archives.is_whole(self._folder / node.path)
             if whole is not None:
                 self._archives[node.path] = whole
         self._before = nodes
         tops = [path for path in nodes if "/" not in path]
-        events = {name: event for name in tops if (event := self._watch.last(name))}
         return Look(
             at_ns,
             nodes,
             frozenset(held_open(self._folder.stat().st_dev) & {node.inode for node in nodes.values()}),
-            frozenset(name for name, event in events.items() if event.what is EventKind.RENAMED),
+            frozenset(
+                name for name in tops if (event := self._watch.last(name)) and event.what is EventKind.RENAMED
+            ),
             self._archives,
             {
                 name: mark.step
@@ -113,15 +113,4 @@ class FolderLooks:
             log.warning(
                 "checkpoints/%s is not saved: the link leads to %s, outside of the folder", path, target
             )
-        return None
-
-
-def _whole_archive(path: Path) -> bool | None:
-    """Return whether a zip archive has its directory; None for a file that is no archive."""
-    try:
-        with path.open("rb") as content:
-            if content.read(len(_ZIP_START)) != _ZIP_START:
-                return None
-            return zipfile.is_zipfile(content)
-    except OSError:
         return None

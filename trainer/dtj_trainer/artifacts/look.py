@@ -52,7 +52,7 @@ class Look:
 
 
 def folders_of(path: str) -> Iterator[str]:
-    """Yield the folders of a path, from the top."""
+    """Yield each parent folder of a path, the topmost first."""
     at = path.find("/")
     while at >= 0:
         yield path[:at]

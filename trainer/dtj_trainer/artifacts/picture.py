@@ -7,7 +7,7 @@ the rules follow from what every way has in common: a save ends, and nothing cha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from dtj_trainer.artifacts.look import SECOND, Look, Node, folders_of, is_below, kinds_in, place_of
@@ -58,7 +58,7 @@ class _Track:
     """The look that first found the present content closed."""
 
     def follow(self, node: Node, before: Look, look: Look, settle_ns: int) -> None:
-        """Take a look into account, and the look before."""
+        """Update the track of a node by a look, compared with the look before."""
         if not node.same(before.nodes.get(node.path)):
             if self.closed_since is not None and before.at_ns - self.closed_since >= settle_ns:
                 self.began_ns = before.at_ns
@@ -168,14 +168,13 @@ class Pictures:
                 return Waits("the folder has fewer kinds of files than the one before", folder), over
         return None, over
 
-    def _changing(self, now: int, settle_ns: int, over: Iterable[str] = ()) -> Waits | None:
+    def _changing(self, now: int, settle_ns: int, over: Set[str] = frozenset()) -> Waits | None:
         """Return why the moment is not quiet; None if it is."""
         if now - self._removed_ns < settle_ns:
             return Waits("files are removed")
-        passed = set(over)
         for path in self._new():
             node = self._look.nodes[path]
-            if node.kind == "directory" or self._busy(path, now) or is_below(path, passed):
+            if node.kind == "directory" or self._busy(path, now) or is_below(path, over):
                 continue
             if now - node.changed_ns < settle_ns and path.partition("/")[0] not in self._look.steps:
                 return Waits("the file has just changed", path)

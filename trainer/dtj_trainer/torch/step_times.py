@@ -72,7 +72,6 @@ class StepClock(NoClock):
         self._steps: list[tuple[list[_Pass], Any, Any]] = []
         self._every, self._since = 1, 0
         """Each of so many steps is measured; the steps since the last call of `take`."""
-        self._measures = True
         self._forward_at = self._backward_at = self._first = self._last = self._averaged_at = None
 
     def forward(self) -> None:
@@ -103,15 +102,13 @@ class StepClock(NoClock):
             self._steps.append((self._passes, self._averaged_at, self._mark()))
         self._passes = []
         self._since += 1
-        self._measures = self._since % self._every == 0
 
     def take(self) -> StepParts:
-        """Return the sums over the steps since the last call; no parts if none of the steps was measured."""
+        """Return the sums over the steps since the last call. The first step is always measured."""
         steps, self._steps = self._steps, []
         done, self._since = self._since, 0
         if self._of_gpu:
             self._every = max(done // MEASURED_STEPS, 1)
-        self._measures = True
         if not steps:
             return StepParts()
         forward = backward = communication = optimizer = exchanging = 0.0
@@ -133,6 +130,10 @@ class StepClock(NoClock):
             self._order.append(weight)
         self._last = self._mark()
         self._first = self._first or self._last
+
+    @property
+    def _measures(self) -> bool:
+        return self._since % self._every == 0
 
     def _mark(self) -> Any:
         if not self._measures:

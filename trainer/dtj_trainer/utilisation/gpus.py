@@ -67,9 +67,8 @@ class Gpus:
         nvml = self._nvml
         try:
             return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-        except (
-            nvml.NVMLError_FunctionNotFound
-        ):  # A driver before 510, whose only version counts the reserve as used.
+        except nvml.NVMLError_FunctionNotFound:
+            # A driver before 510 has only the version that counts the reserve as used.
             return nvml.nvmlDeviceGetMemoryInfo(handle)
 
     def _supported(self, ask: Callable[[Any], Any], handle: Any) -> Any:
