@@ -11,6 +11,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,10 @@ def test_a_whole_network_does_not_go_on_from_shards(monkeypatch: pytest.MonkeyPa
         train(monkeypatch, tmp_path, ranks=1)
 
 
+def modules_of(block: object) -> Iterable[torch.nn.Module]:
+    return block.modules() if isinstance(block, torch.nn.Module) else ()
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_network_is_the_chain_of_its_blocks(name: str) -> None:
     network = build(name, (3, 16, 16), 10).eval()
@@ -162,7 +167,8 @@ def test_a_network_is_the_chain_of_its_blocks(name: str) -> None:
         for block in blocks_of(network.network):
             chained = block(chained)
     assert torch.equal(chained, expected)
-    pieces = pieces_of(network, (3, 16, 16))
+    pieces = pieces_of(network.train(), (3, 16, 16))
+    assert all(module.training for piece in pieces for block in piece.blocks for module in modules_of(block))
     for stages in (2, 4):
         shares = cut(pieces, stages, (3, 16, 16))
         assert [each for share in shares for each in share.blocks] == blocks_of(network.network)

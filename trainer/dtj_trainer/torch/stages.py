@@ -52,6 +52,7 @@ def pieces_of(network: PictureClassifier, shape: tuple[int, int, int]) -> list[P
         joined[-1].append(block)
     if len(joined) > 1 and not _weights(joined[0]):
         joined[:2] = [joined[0] + joined[1]]
+    was_training = network.training
     network.eval()
     values = normalized(torch.zeros((1, *shape), dtype=torch.uint8), network.mean, network.deviation)
     found = []
@@ -63,6 +64,7 @@ def pieces_of(network: PictureClassifier, shape: tuple[int, int, int]) -> list[P
             found.append(
                 Piece(tuple(blocks), counter.get_total_flops() + _weights(blocks), tuple(values.shape[1:]))
             )
+    network.train(was_training)
     return found
 
 
