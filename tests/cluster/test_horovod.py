@@ -21,6 +21,7 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from dtj_trainer.artifacts import manifest as snapshots
 from tests import fashion_mnist
 from tests.cluster.jobs import Artifacts, Job, Manifest, Namespace, example, s3_client, stub
 from tests.cluster.trained import Trained
@@ -56,9 +57,8 @@ def test_the_artifacts_are_complete(trained: Trained) -> None:
     assert {"model/model.onnx", "model/manifest.json"} <= keys.keys()
     assert {f"logs/attempt-1/rank-{rank}.log" for rank in (0, 1)} <= keys.keys()
     step = status["artifacts"]["checkpoint"]["step"]
-    manifest = json.loads(job.artifacts().read(f"checkpoints/{step}/manifest.json"))
-    for file in manifest["files"]:
-        assert keys[f"checkpoints/{step}/{file['key']}"] == file["size"]
+    for file in snapshots.Manifest.from_json(job.artifacts().read(f"checkpoints/{step}/manifest.json")).files:
+        assert keys[f"checkpoints/{file.key}"] == file.size
     assert status["artifacts"]["model"].startswith(status["artifacts"]["uri"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import datetime
 from itertools import pairwise
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dtj_trainer.artifacts import manifest as snapshots
 from tests.cluster import nodes, parameter_server
 from tests.cluster.jobs import Job, Manifest, Namespace, stub, until
 from tests.cluster.placement import away_from, leaving_quickly, pods_on, spread
@@ -137,9 +137,9 @@ def went_on_from(job: Job, status: Manifest, saved: int) -> None:
     if len(attempts) > 1:
         assert min(steps) > saved
     newest = status["artifacts"]["checkpoint"]["uri"].removeprefix(f"{artifacts.uri}/")
-    manifest = json.loads(artifacts.read(f"{newest}/manifest.json"))
+    manifest = snapshots.Manifest.from_json(artifacts.read(f"{newest}/manifest.json"))
     # One that is suspended on a busy machine may have no time left for its last checkpoint.
-    assert manifest["step"] >= (max(steps) if status["phase"] == "Succeeded" else saved)
-    files = {f"{newest}/{file['key']}": file["size"] for file in manifest["files"]}
+    assert (manifest.step or 0) >= (max(steps) if status["phase"] == "Succeeded" else saved)
+    files = {f"checkpoints/{file.key}": file.size for file in manifest.files}
     assert files.items() <= keys.items()
     assert any(key.startswith("model/") for key in keys) or status["phase"] == "Suspended"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from dtj_trainer.artifacts import manifest as snapshots
 from dtj_trainer.serving.description import Preprocessing
 from dtj_trainer.serving.loaded_model import load
 from dtj_trainer.serving.places import FolderPlace
@@ -66,9 +67,8 @@ def test_the_example_trains_and_ends(
     replicas = ("chief-0", "worker-0", "worker-1", "ps-0", "evaluator-0")
     assert {f"logs/attempt-1/{replica}.log" for replica in replicas} <= keys.keys()
     step = status["artifacts"]["checkpoint"]["step"]
-    manifest = json.loads(job.artifacts().read(f"checkpoints/{step}/manifest.json"))
-    for file in manifest["files"]:
-        assert keys[f"checkpoints/{step}/{file['key']}"] == file["size"]
+    for file in snapshots.Manifest.from_json(job.artifacts().read(f"checkpoints/{step}/manifest.json")).files:
+        assert keys[f"checkpoints/{file.key}"] == file.size
     end = job.artifacts().metrics()[-1]
     assert (end["kind"], end["updates"]) == ("end", updates)
     # 60,000 pictures, each once an epoch, over all workers.

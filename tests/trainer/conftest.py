@@ -29,7 +29,7 @@ from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
-from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, sha256_of
+from dtj_trainer.artifacts.manifest import Manifest, StoredFile, sha256_of
 from dtj_trainer.artifacts.store import Store, open_store
 
 REPOSITORY = Path(__file__).parents[2]
@@ -201,7 +201,7 @@ def fence_of(checkpoints: Store, attempt: int = 1) -> Fence:
 
 def steps_in(checkpoints: Store) -> list[int]:
     """The steps of the complete checkpoints."""
-    return sorted(manifest.step for manifest in read_index(checkpoints).manifests.values())
+    return sorted(manifest.step or 0 for manifest in read_index(checkpoints).manifests.values())
 
 
 def has(store: Store, key: str) -> bool:
@@ -408,9 +408,8 @@ def put_checkpoint(store: Store, folder: Path, step: int, attempt: int = 1) -> N
     for name, content in files.items():
         (folder / name).write_text(content)
         below.put_file(name, folder / name)
-        stored.append(StoredFile(name, name, len(content), sha256_of(folder / name)))
-    entries = tuple(Entry(name, "file") for name in files)
-    manifest = Manifest(step, "2026-01-01T00:00:00.000Z", attempt, entries, tuple(stored))
+        stored.append(StoredFile(name, f"{step}/{name}", len(content), sha256_of(folder / name)))
+    manifest = Manifest(step, step, "2026-01-01T00:00:00.000Z", attempt, tuple(stored))
     below.put_bytes("manifest.json", manifest.to_json())
 
 

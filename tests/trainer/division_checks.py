@@ -271,7 +271,7 @@ def leave_in_bucket(pods: list[Path], store: Path) -> None:
         shutil.copytree(store, pod / "checkpoints/2", dirs_exist_ok=True)
         for path in (pod / "checkpoints/2").glob(sharded_files.ON_DEMAND):
             path.unlink()
-        on_demand.write_records(FolderStore(store), files, pod / "checkpoints")
+        on_demand.write_records(FolderStore(store), "2", files, pod / "checkpoints")
 
 
 def two_pods(root: Path, ranks: TensorRanks) -> tuple[str, dict[str, float]]:

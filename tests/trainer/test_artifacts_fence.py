@@ -26,8 +26,8 @@ from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
-from dtj_trainer.artifacts.manifest import Manifest, folder_name, step_and_claim
-from dtj_trainer.artifacts.restore import restore_newest
+from dtj_trainer.artifacts.manifest import Manifest, folder_name, number_and_claim
+from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sync_loop import SyncLoop
 from dtj_trainer.artifacts.upload_rules import Growing, Rule, Source
@@ -42,8 +42,10 @@ APPENDED = Growing()
 class Attempt:
     """The writing pod of one attempt, with the parts of dtj-launch that use the bucket."""
 
-    def __init__(self, bucket: Bucket, number: int, folder: Path) -> None:
+    def __init__(self, bucket: Bucket, number: int, folder: Path, *, whole: bool = False) -> None:
+        """whole: a file that never changes lies beside the folders of `save`; all snapshots name one key."""
         self.number = number
+        self.whole = whole
         self.folder = folder
         (folder / "checkpoints").mkdir(parents=True)
         self.gate = Gate()
@@ -69,8 +71,11 @@ class Attempt:
     def begin(self) -> None:
         self.begun = True
         self.fence.hold()
-        self.restored = restore_newest(self.checkpoints, self.folder / "checkpoints")
-        if self.restored:
+        found = restore(
+            self.checkpoints, self.folder / "checkpoints", "Auto", kept=lambda index: index.kept(1, 0)
+        )
+        if found:
+            self.restored = found.manifest
             self.uploader.note_restored(self.restored, own=True)
 
     def train(self, step: int) -> None:
@@ -79,6 +84,8 @@ class Attempt:
         directory.mkdir()
         (directory / "state").write_text(f"step {step} of attempt {self.number}")
         (directory / MARK_FILE).write_text(json.dumps({"step": step}))
+        if self.whole and not (directory.parent / "vocabulary").exists():
+            (directory.parent / "vocabulary").write_text("the same for ever")
         assert self.uploader.upload_pass(ended=True, died_ns=None)
         with (self.folder / "metrics.jsonl").open("a") as metrics:
             metrics.write(f"step {step} of attempt {self.number}\n")
@@ -100,6 +107,7 @@ class Attempt:
 def one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate stops a writer before one request."""
     monkeypatch.setattr(sent_files, "SMALL_BYTES", 0)
+    monkeypatch.setattr(sent_files, "TICK_NS", 0)
 
 
 def good_checkpoints(bucket: Bucket) -> list[Manifest]:
@@ -108,14 +116,14 @@ def good_checkpoints(bucket: Bucket) -> list[Manifest]:
     for name, content in bucket.objects.items():
         if name.endswith("/manifest.json"):
             manifest = Manifest.from_json(content)
-            below = name.removesuffix("manifest.json")
+            below = name.rpartition("/checkpoints/")[0] + "/checkpoints/"
             stored = [bucket.objects.get(below + file.key) for file in manifest.files]
             if all(
                 content is not None and hashlib.sha256(content).hexdigest() == file.sha256
                 for content, file in zip(stored, manifest.files, strict=True)
             ):
                 found.append(manifest)
-    return sorted(found, key=lambda m: (m.claim, m.step), reverse=True)
+    return sorted(found, key=lambda m: (m.claim, m.number), reverse=True)
 
 
 class Turns:
@@ -158,15 +166,17 @@ class Turns:
         return self._over[who]
 
 
-def interleave(folder: Path, stop_old: int, stop_new: int | None) -> tuple[bool, bool]:
+def interleave(
+    folder: Path, stop_old: int, stop_new: int | None, *, whole: bool = False
+) -> tuple[bool, bool]:
     """The old attempt has a checkpoint, and is stopped after so many further requests. A new one begins, and
     after so many requests of its own the old one comes back and runs to its end, then the new one.
 
     Returns whether each was at its end when it was stopped.
     """
     bucket, turns = Bucket(), Turns()
-    old = Attempt(bucket, 1, folder / "old")
-    new = Attempt(bucket, 2, folder / "new")
+    old = Attempt(bucket, 1, folder / "old", whole=whole)
+    new = Attempt(bucket, 2, folder / "new", whole=whole)
     old.run(100)
     published = good_checkpoints(bucket)
 
@@ -193,7 +203,9 @@ def interleave(folder: Path, stop_old: int, stop_new: int | None) -> tuple[bool,
     assert json.loads(bucket.objects["job/attempt.json"])["attempt"] == 2
     newest = good_checkpoints(bucket)[0]
     assert (newest.claim, newest.attempt, newest.step) == (2, 2, 300)
-    assert bucket.objects["job/checkpoints/300-2/state"] == b"step 300 of attempt 2"
+    key = "300-2/300/state" if whole else "300-2/state"
+    assert bucket.objects[f"job/checkpoints/{key}"] == b"step 300 of attempt 2"
+    assert whole == ("job/checkpoints/100/vocabulary" in bucket.objects)
     # The old one is done for, even if it was at its end before.
     before = dict(bucket.objects)
     old.gate.before = lambda _: None
@@ -204,16 +216,17 @@ def interleave(folder: Path, stop_old: int, stop_new: int | None) -> tuple[bool,
 
 
 def _age(manifest: Manifest) -> tuple[int, int]:
-    return manifest.claim, manifest.step
+    return manifest.claim, manifest.number
 
 
-def test_a_writer_stopped_before_any_request_comes_back_after_the_new_attempts_end(tmp_path):
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_writer_stopped_before_any_request_comes_back_after_the_new_attempts_end(tmp_path, whole):
     for stop in itertools.count():
-        old_over, new_over = interleave(tmp_path / str(stop), stop, None)
+        old_over, new_over = interleave(tmp_path / str(stop), stop, None, whole=whole)
         assert new_over
         if old_over:
             break
-    assert stop >= 30
+    assert stop >= (25 if whole else 30)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -223,7 +236,7 @@ def test_a_writer_stopped_before_any_request_comes_back_before_any_of_the_new_on
     for stop_old in range(part, OF_ONE_CHECKPOINT, PARTS):
         for stop_new in itertools.count():
             folder = tmp_path / f"{stop_old}-{stop_new}"
-            old_over, new_over = interleave(folder, stop_old, stop_new)
+            old_over, new_over = interleave(folder, stop_old, stop_new, whole=part % 2 == 1)
             assert not old_over
             shutil.rmtree(folder)
             cases += 1
@@ -451,14 +464,14 @@ def test_a_restore_looks_again_when_the_checkpoint_it_fetches_is_removed(tmp_pat
     writer.run(100)
 
     def goes_on(request: str) -> None:
-        if request == "get state" and not (tmp_path / "writer/checkpoints/200").exists():
+        if request == "get 100/state" and not (tmp_path / "writer/checkpoints/200").exists():
             writer.train(200)
 
     reader = MemoryStore(bucket, Gate(goes_on)).below("checkpoints")
     (tmp_path / "reader").mkdir()
-    found = restore_newest(reader, tmp_path / "reader")
+    found = restore(reader, tmp_path / "reader", "Auto")
     assert found is not None
-    assert found.step == 200
+    assert found.manifest.step == 200
     assert (tmp_path / "reader/200/state").read_text() == "step 200 of attempt 1"
 
 
@@ -474,8 +487,8 @@ def test_a_restore_looks_again_when_the_checkpoint_it_fetches_is_removed(tmp_pat
         ],
     ],
 )
-def test_the_folder_of_a_checkpoint_tells_step_and_claim(folder, expected):
-    assert step_and_claim(folder) == expected
+def test_the_folder_of_a_checkpoint_tells_number_and_claim(folder, expected):
+    assert number_and_claim(folder) == expected
     if expected:
         assert folder_name(*expected) == folder
 

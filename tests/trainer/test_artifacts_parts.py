@@ -99,7 +99,7 @@ def test_it_counts_once_all_parts_are_there_and_each_pod_gets_all(job: Job, tmp_
     assert restored
     assert sorted(path.name for path in (tmp_path / "10").iterdir()) == FILES
     assert (tmp_path / "10/__5_0.distcp").read_text() == "10 of 5"
-    named = {f"10/{file.key}" for file in restored.manifest.files} | {"10/manifest.json"}
+    named = {file.key for file in restored.manifest.files} | {"10/manifest.json"}
     assert {item.key for item in job.store.objects()} == named  # No part manifest is left.
 
 
@@ -205,9 +205,7 @@ def test_in_any_order_each_checkpoint_is_whole(
         else:
             job.passes(pod)
         for manifest in read_index(job.store).manifests.values():
-            held = {
-                file.path: job.store.get_bytes(f"{manifest.folder}/{file.key}") for file in manifest.files
-            }
+            held = {file.path: job.store.get_bytes(file.key) for file in manifest.files}
             assert len(held) == len(FILES)
             for rank in range(2 * PODS):
                 assert held[f"{manifest.step}/__{rank}_0.distcp"].decode() == f"{manifest.step} of {rank}"

@@ -13,7 +13,7 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts import backoff, checkpoints, file_fetch, sync_loop
 from dtj_trainer.artifacts.backoff import Deadline
 from dtj_trainer.artifacts.checkpoint_index import read_index
-from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile
+from dtj_trainer.artifacts.manifest import Manifest, StoredFile
 from dtj_trainer.artifacts.pod_sync import PodSync
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import Store
@@ -91,11 +91,11 @@ def test_a_restore_that_brings_bytes_outlasts_the_timeout(
     """Each file takes longer than the timeout, and after each the connection breaks."""
     now = [0.0]
     monkeypatch.setattr(backoff, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    files = tuple(StoredFile(f"1/{name}", name, 1, sha256(b"x").hexdigest()) for name in "abc")
+    files = tuple(StoredFile(f"1/{name}", f"1/{name}", 1, sha256(b"x").hexdigest()) for name in "abc")
     source = job_store.below("checkpoints")
     for file in files:
-        source.put_bytes(f"1/{file.key}", b"x")
-    source.put_bytes("1/manifest.json", Manifest(1, "t", 1, (Entry("1", "directory"),), files).to_json())
+        source.put_bytes(file.key, b"x")
+    source.put_bytes("1/manifest.json", Manifest(1, 1, "t", 1, files).to_json())
     fetch, fetched = Store.get_with_sha256, []
 
     def slowly(store: Store, key: str, path: Path, **small: bool) -> str:
@@ -113,7 +113,7 @@ def test_a_restore_that_brings_bytes_outlasts_the_timeout(
     sync = PodSync(settings, lambda _: None)
     sync.make_folders()
     assert sync.restore(60, sleep=lambda _: None) is not None
-    assert fetched == ["a", "", "b", "", "c"]
+    assert fetched == ["1/a", "", "1/b", "", "1/c"]
 
 
 def test_a_restore_that_brings_nothing_ends(

@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from tests.trainer.conftest import fence_of, steps_in
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_mirror import CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
-from dtj_trainer.artifacts.restore import remove, restore
+from dtj_trainer.artifacts.put_back import remove
+from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.s3 import S3Error
 
 
@@ -48,22 +50,14 @@ def write(folder: Path, step: int, content: str = "") -> None:
     (folder / "checkpoint").write_text(f'model_checkpoint_path: "{folder}/model.ckpt-{step}"\n')
 
 
-def upload(folder: Path, store, *, attempt: int = 1, settled_ns: int | None = None) -> None:
-    """Upload everything, or what was last changed at `settled_ns` or before."""
-    uploader = CheckpointUploader(
-        folder, store, fence=fence_of(store, attempt), keep=3, settle_seconds=0.0, step_at=lambda _: None
+def uploader(folder: Path, store, *, attempt: int = 1, keep: int = 3) -> CheckpointUploader:
+    return CheckpointUploader(
+        folder, store, fence=fence_of(store, attempt), keep=keep, settle_seconds=0.0, step_at=lambda _: None
     )
-    uploader.upload_pass(ended=settled_ns is None, died_ns=settled_ns)
 
 
-def changed_last(folder: Path) -> int:
-    """The last change of a file; the next one is later, also by the kernel's coarse clock."""
-    last = max(path.stat().st_ctime_ns for path in folder.iterdir())
-    probe = folder.parent / "probe"
-    while True:
-        probe.write_text("")
-        if probe.stat().st_ctime_ns > last:
-            return last
+def upload(folder: Path, store, *, attempt: int = 1) -> None:
+    assert uploader(folder, store, attempt=attempt).upload_pass(ended=True, died_ns=None)
 
 
 def names(folder: Path) -> list[str]:
@@ -75,48 +69,41 @@ def files_of(step: int) -> list[str]:
 
 
 def test_layout_of_a_session(folder, store, restored):
-    """The time in the name of an event file is no step, and the graph no checkpoint."""
+    """The step is that of the newest index; the time in the name of an event file is none."""
     (folder / "graph.pbtxt").write_text("node {}")
     (folder / "events.out.tfevents.1795242035.vm").write_text("events")
-    upload(folder, store)
-    assert read_index(store).manifests == {}
     for step in (60, 120):
         write(folder, step)
     upload(folder, store)
-    index = read_index(store)
-    assert steps_in(store) == [60, 120]
-    assert [entry.name for entry in index.manifests["120"].entries] == [*files_of(120), "checkpoint"]
+    (manifest,) = read_index(store).manifests.values()
+    assert (manifest.number, manifest.step) == (120, 120)
     restore(store, restored, "Auto")
-    assert names(restored) == ["checkpoint", *files_of(120)]
+    assert names(restored) == ["checkpoint", "graph.pbtxt", *files_of(120), *files_of(60)]
     assert (restored / "checkpoint").read_bytes() == (folder / "checkpoint").read_bytes()
 
 
-def test_a_program_that_saves_faster_than_files_settle(folder, store, restored):
-    """TensorFlow finds what was restored, though its state file was of a later checkpoint."""
-    write(folder, 60)
-    settled = changed_last(folder)
-    write(folder, 120)
-    upload(folder, store, settled_ns=settled)
-    assert [entry.name for entry in read_index(store).manifests["60"].entries] == files_of(60)
+def test_of_the_first_version_tensorflow_finds_what_was_restored(store, restored):
+    """The state file that was stored with it was of a later checkpoint."""
+    files = []
+    for name in (*files_of(60), "checkpoint"):
+        content = b'model_checkpoint_path: "model.ckpt-120"\n' if name == "checkpoint" else b"x"
+        store.put_bytes(f"60/{name}", content)
+        files.append({"path": name, "key": name, "size": len(content), "sha256": sha256(content).hexdigest()})
+    content = {
+        "version": 1,
+        "step": 60,
+        "time": "2026-01-01T00:00:00Z",
+        "attempt": 1,
+        "entries": [{"name": file["path"], "kind": "file"} for file in files],
+        "files": files,
+    }
+    store.put_bytes("60/manifest.json", json.dumps(content).encode())
     found = restore(store, restored, "Auto")
     assert names(restored) == ["checkpoint", *files_of(60)]
     assert (restored / "checkpoint").read_text().startswith('model_checkpoint_path: "model.ckpt-60"\n')
-    second = CheckpointUploader(
-        restored, store, fence=fence_of(store, 2), keep=3, settle_seconds=0.0, step_at=lambda _: None
-    )
+    second = uploader(restored, store, attempt=2)
     second.note_restored(found.manifest, own=True)
     assert second.upload_pass(ended=True, died_ns=None)
-    assert steps_in(store) == [60]
-
-
-def test_the_state_file_alone_is_no_checkpoint(folder, store):
-    write(folder, 60)
-    settled = changed_last(folder)
-    os.utime(folder / "model.ckpt-60.meta")  # Written last.
-    upload(folder, store, settled_ns=settled)
-    assert read_index(store).manifests == {}
-    (folder / "checkpoint").write_text("somebody's own weights")
-    upload(folder, store)
     assert steps_in(store) == [60]
 
 
@@ -127,26 +114,47 @@ def test_mirror_goes_back_with_the_run(folder, store, restored):
     upload(folder, store)
     mirror = CheckpointMirror(restored, store, keep=3)
     mirror.mirror_pass(ended=False, died_ns=None)
-    assert names(restored) == ["checkpoint", *files_of(120)]
+    assert names(restored) == ["checkpoint", *files_of(120), *files_of(60)]
     for name in names(folder):
         (folder / name).unlink()
     write(folder, 90, "second attempt")
-    upload(folder, store, attempt=2)
+    second = uploader(folder, store, attempt=2)
+    assert second.upload_pass(ended=True, died_ns=None)
     mirror.mirror_pass(ended=False, died_ns=None)
     assert names(restored) == ["checkpoint", *files_of(90)]
     write(folder, 100)
-    upload(folder, store, attempt=2)  # Of 90 again, without the file that names 100 by now.
+    assert second.upload_pass(ended=True, died_ns=None)
     store.put_bytes("100-2/model.ckpt-100.index", b"damaged")
     mirror.mirror_pass(ended=False, died_ns=None)
     assert mirror.newest["step"] == 90
     assert names(restored) == ["checkpoint", *files_of(90)]
 
 
+def test_the_mirror_fetches_what_is_new_alone(folder, store, restored, monkeypatch):
+    sync = uploader(folder, store)
+    write(folder, 60)
+    assert sync.upload_pass(ended=True, died_ns=None)
+    mirror = CheckpointMirror(restored, store, keep=3)
+    mirror.mirror_pass(ended=False, died_ns=None)
+    write(folder, 120)
+    assert sync.upload_pass(ended=True, died_ns=None)
+    get, fetched = type(store).get_with_sha256, []
+    monkeypatch.setattr(
+        type(store),
+        "get_with_sha256",
+        lambda self, key, path, **small: (fetched.append(path.name), get(self, key, path, **small))[1],
+    )
+    mirror.mirror_pass(ended=False, died_ns=None)
+    assert sorted(fetched) == ["checkpoint", *files_of(120)]
+    assert names(restored) == ["checkpoint", *files_of(120), *files_of(60)]
+
+
 def test_mirror_tries_a_damaged_download_again(folder, store, restored, monkeypatch):
     """Also of the last checkpoint, after which no manifest changes; less and less often, where it stays damaged."""
+    sync = uploader(folder, store)
     for step in (60, 120):
         write(folder, step)
-    upload(folder, store)
+        assert sync.upload_pass(ended=True, died_ns=None)
     clock, fetched = [0.0], []
     get = type(store).get_with_sha256
 
@@ -191,14 +199,12 @@ def test_one_request_while_nothing_changes(folder, store, restored, monkeypatch)
     mirror = CheckpointMirror(restored, store, keep=3)
     mirror.mirror_pass(ended=False, died_ns=None)
     monkeypatch.setattr(store, "get_bytes", None)
-    monkeypatch.setattr(store, "folders", None)
+    monkeypatch.setattr(store, "objects", None)
     mirror.mirror_pass(ended=False, died_ns=None)
 
 
 def test_a_chief_that_was_replaced_leaves_the_bucket_alone(folder, store, tmp_path):
-    old = CheckpointUploader(
-        folder, store, fence=fence_of(store), keep=1, settle_seconds=0.0, step_at=lambda _: None
-    )
+    old = uploader(folder, store, keep=1)
     write(folder, 60)
     assert old.upload_pass(ended=True, died_ns=None)
     newer = tmp_path / "newer"

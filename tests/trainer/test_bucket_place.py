@@ -21,7 +21,7 @@ from dtj.client import LogQuery
 from dtj_trainer.artifacts.manifest import Manifest
 from dtj_trainer.artifacts.store import Store
 
-CHECKPOINT = Manifest(40, "2026-11-25T10:00:00Z", attempt=2, entries=(), files=(), claim=2)
+CHECKPOINT = Manifest(40, 40, "2026-11-25T10:00:00Z", attempt=2, files=(), claim=2)
 
 
 @pytest.fixture

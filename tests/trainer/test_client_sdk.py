@@ -26,7 +26,7 @@ from tests.unit.support.jobs import stored
 from tests.unit.support.pods import stored_pod
 
 from dtj.client import Artifacts, AsyncClient, LogQuery, NotFound, Unreachable, Unusable
-from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile
+from dtj_trainer.artifacts.manifest import Manifest, StoredFile
 from dtj_trainer.artifacts.store import Store, StoredObject, open_store
 
 DOCS = (REPOSITORY / "docs/sdk.md").read_text()
@@ -111,11 +111,11 @@ def test_a_key_does_not_lead_out_of_the_folder(
 def test_only_checkpoints_with_a_manifest_count(artifacts: Artifacts, job_store: Store) -> None:
     for step in (20, 100):
         manifest = Manifest(
+            number=step,
             step=step,
             time="2026-11-21T12:00:00Z",
             attempt=1,
-            entries=(Entry(str(step), "directory"),),
-            files=(StoredFile(f"{step}/state.pt", "state.pt", 5, "0" * 64),),
+            files=(StoredFile(f"{step}/state.pt", f"{step}/state.pt", 5, "0" * 64),),
         )
         job_store.put_bytes(f"checkpoints/{step}/manifest.json", manifest.to_json())
     job_store.put_bytes("checkpoints/200/state.pt", b"torn")

@@ -1,4 +1,4 @@
-"""Completeness of checkpoints, by how a program writes files and how it ends. Real processes write the files.
+"""Which files a snapshot has, by how a program writes files and how it ends. Real processes write the files.
 
 * programs that end, are killed, or still run
 * renamed files and open files
@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
@@ -16,11 +17,14 @@ from pathlib import Path
 
 import pytest
 from tests.trainer.conftest import until
+from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
-from dtj_trainer.artifacts.completeness import DEATH_SECONDS, TOGETHER_SECONDS, Completeness
+from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
+from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.folder_watch import EventKind, FolderWatch
-from dtj_trainer.artifacts.local_checkpoints import read_entries
 from dtj_trainer.artifacts.open_files import held_open
+from dtj_trainer.artifacts.picture import SHORT_SETTLE
 from dtj_trainer.launch.program import Program
 from dtj_trainer.launch.running_programs import runs
 
@@ -46,17 +50,27 @@ print('written', flush=True)
 sys.stdin.readline()
 {ends}
 """
-LONG_AGO_NS = 3600 * 10**9
+LONG_AGO_NS = 60 * 10**9
 
 
 class Run:
-    """One program in a folder, and what is judged complete of it."""
+    """One program in a folder, and what the bucket has of it."""
 
     def __init__(self, folder: Path, settle_seconds: float = 0.0) -> None:
         self.folder = folder
         self._process: subprocess.Popen[str] | None = None
-        self.completeness = Completeness(folder, settle_seconds, self._runs)
-        self.completeness.start()
+        job = MemoryStore(Bucket(), Gate())
+        self._store = job.below("checkpoints")
+        self._uploader = CheckpointUploader(
+            folder,
+            self._store,
+            fence=Fence(job, "attempt.json", 1),
+            keep=3,
+            settle_seconds=settle_seconds,
+            step_at=lambda _: None,
+            program_runs=self._runs,
+        )
+        self._uploader.start()
 
     def _runs(self) -> bool:
         return self._process is None or runs(self._process.pid)
@@ -87,13 +101,16 @@ class Run:
         until(lambda: not self._runs(), "the kernel ends it")
 
     def complete(self, *, ended: bool = False, died_ns: int | None = None) -> set[str]:
-        return self.completeness.of(read_entries(self.folder), ended=ended, died_ns=died_ns)
+        """Upload what is complete; return the names that the newest snapshot has in the folder."""
+        self._uploader.upload_pass(ended=ended, died_ns=died_ns)
+        newest = read_index(self._store).newest_first()[:1]
+        return {path for manifest in newest for path in manifest.paths if "/" not in path}
 
     def heard(self) -> None:
         """Wait until the kernel's news of all that was written so far is read."""
         marker = self.folder / ".heard"
         marker.write_text("x")
-        watch = self.completeness._watch
+        watch = self._uploader._looks._watch
         until(lambda: (seen := watch.last(marker.name)) and seen.what is not EventKind.WRITTEN, "the news")
         marker.unlink()
 
@@ -131,12 +148,30 @@ def test_of_a_program_that_was_killed_counts_what_was_renamed_or_is_whole(tmp_pa
     assert bool(run.complete(died_ns=time.time_ns())) == (writes in {RENAMED, DIRECTORY_RENAMED, ARCHIVE})
 
 
-def test_what_was_closed_a_while_before_the_kill_counts_and_what_the_kill_closed_does_not(run):
-    run.start(CLOSED + "; kept = open('ckpt-2.pt', 'w'); kept.write('half'); kept.flush()", WAITS)
-    run.heard()
-    died = time.time_ns() + int((DEATH_SECONDS + 1) * 1e9)  # As if it had trained on before.
+def test_what_was_closed_a_while_before_the_kill_counts_and_what_the_kill_closed_does_not(run, monkeypatch):
+    monkeypatch.setattr(run._uploader, "_not_before", math.inf)  # No picture while the program runs.
+    run.start("kept = open('ckpt-2.pt', 'w'); kept.write('half'); kept.flush()", WAITS)
+    assert run.complete() == set()
+    (run.folder / "ckpt-1.pt").write_text("x")
+    assert run.complete() == set()
     run.end(signal.SIGKILL)
-    assert run.complete(died_ns=died) == {"ckpt-1.pt"}
+    # What is older than the torn file counts, and what came later does not: it may be a pointer to the torn file.
+    assert run.complete(died_ns=time.time_ns()) == set()
+
+
+def test_what_was_closed_before_something_torn_began_counts(run, monkeypatch):
+    monkeypatch.setattr(run._uploader, "_not_before", math.inf)
+    run.start(CLOSED, WAITS)
+    run.complete()
+    (run.folder / "ckpt-2.pt").write_text("x")
+    with (run.folder / "ckpt-3.pt").open("w") as kept:
+        kept.write("half")
+        kept.flush()
+        run.complete()
+        run.end(signal.SIGKILL)
+    found = run.complete(died_ns=time.time_ns())
+    assert "ckpt-1.pt" in found
+    assert "ckpt-3.pt" not in found
 
 
 @pytest.mark.parametrize("inotify", [True, False])
@@ -168,9 +203,9 @@ def test_while_the_program_runs_what_is_open_is_never_complete_however_quiet(run
 
 def test_a_renamed_file_does_not_wait_for_quiet(tmp_path, monkeypatch):
     run = Run(tmp_path, settle_seconds=60)
-    run.start(RENAMED + "; open('ckpt-2.pt', 'w').write('x')", EXIT_0)
+    run.start(RENAMED, EXIT_0)
     run.heard()
-    later = time.time_ns() + int(TOGETHER_SECONDS * 1e9)
+    later = time.time_ns() + SHORT_SETTLE
     monkeypatch.setattr(time, "time_ns", lambda: later)
     assert run.complete() == {"ckpt-1.pt"}
     run.end()

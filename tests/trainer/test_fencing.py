@@ -18,8 +18,8 @@ from tests.trainer.conftest import Launched, Workspace, descendants, has, until
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import read_index
-from dtj_trainer.artifacts.manifest import step_and_claim
-from dtj_trainer.artifacts.restore import restore_newest
+from dtj_trainer.artifacts.manifest import number_and_claim
+from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.store import Store
 
 # Checkpoints of many files, so that one is often on its way; each of them, each line and the model tell the attempt.
@@ -61,7 +61,7 @@ def send(launched: Launched, number: int) -> None:
 def is_on_its_way(store: Store) -> bool:
     """Whether a checkpoint is being uploaded, after one that is complete."""
     index = read_index(store.below("checkpoints"))
-    return bool(index.torn and index.manifests)
+    return bool(index.bare and index.manifests)
 
 
 def newest_step(store: Store) -> int:
@@ -83,7 +83,7 @@ def unchanged(before: dict[str, str], after: dict[str, str]) -> None:
     def is_of_the_old_one(key: str) -> bool:
         top, name, *_ = [*key.split("/"), ""]
         if top == "checkpoints":
-            return (step_and_claim(name) or (0, 0))[1] == 1
+            return (number_and_claim(name) or (0, 0))[1] == 1
         return key.startswith(
             ("logs/attempt-1/", "utilisation/attempt-1/", "tensorboard/utilisation/attempt-1/")
         )
@@ -132,9 +132,9 @@ def test_a_chief_that_comes_back_in_the_midst_of_an_upload(make_chief, job_uri, 
     unchanged(before, snapshot(job_store))
     restored = tmp_path / "restored"
     restored.mkdir()
-    newest = restore_newest(job_store.below("checkpoints"), restored)
-    assert newest is not None
-    assert (newest.attempt, newest.step) == (2, last)
+    found = restore(job_store.below("checkpoints"), restored, "Auto")
+    assert found is not None
+    assert (found.manifest.attempt, found.manifest.step) == (2, last)
     assert (restored / str(last) / "part-39").read_text() == f"{last} of attempt 2"
     assert job_store.get_bytes("model/model.pt").decode() == f"{last} of attempt 2"
     rows = [json.loads(line) for line in job_store.get_bytes("metrics.jsonl").splitlines()]

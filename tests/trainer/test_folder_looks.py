@@ -33,6 +33,7 @@ def test_a_look_has_files_folders_and_links_that_stay_inside(
         "a/y.part",
         ".cache/z",
         "e.tfevents.1",
+        ".nfs0001",
         "é.bin",
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -45,6 +46,8 @@ def test_a_look_has_files_folders_and_links_that_stay_inside(
         "last": "a",
         "up": "../x",
         "root": "/etc",
+        "a/absolute": f"{tmp_path}/a/b",
+        "around": "a/../../x",
         "broken": "nothing",
     }.items():
         (tmp_path / name).symlink_to(target)
@@ -56,6 +59,7 @@ def test_a_look_has_files_folders_and_links_that_stay_inside(
         "a/b": "directory",
         "empty": "directory",
         "a/in": "link",
+        "a/absolute": "link",
         "last": "link",
         "broken": "link",
     }
@@ -66,7 +70,8 @@ def test_a_look_has_files_folders_and_links_that_stay_inside(
         "é.bin",
     }
     assert found["a/in"].target == "../é.bin"
-    assert len(caplog.records) == 2
+    assert found["a/absolute"].target == "../a/b"
+    assert len(caplog.records) == 3
     assert "checkpoints/up is not saved: the link leads to ../x, outside of the folder" in caplog.text
 
 

@@ -274,7 +274,7 @@ def test_worker_told_to_stop_in_the_middle(make_job, job_uri, job_store):
     assert run.ended() != 0
     message = job.launcher.termination
     assert message["class"] == "ConnectionLost", message
-    assert has(job_store, "checkpoints/3/manifest.json")
+    assert has(job_store, "checkpoints/1/manifest.json")
     assert b"runs" in job_store.get_bytes("logs/attempt-1/rank-0.log")
 
 

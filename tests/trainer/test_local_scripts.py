@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 from tests.trainer import local_runs
-from tests.trainer.conftest import BUCKET, ObjectStore, steps_in, until
+from tests.trainer.conftest import BUCKET, ObjectStore, until
 from tests.trainer.local_runs import DtjRun, kept, write_job
 
+from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.store import open_store
 
 start = local_runs.start
@@ -106,6 +107,7 @@ kept.flush()
 print("all written", flush=True)
 """
 MEMORY = 1 << 30
+SETTLES = {"name": "DTJ_CHECKPOINT_SETTLE_SECONDS", "value": "2"}
 
 
 @pytest.fixture
@@ -157,7 +159,7 @@ def test_what_counts_of_checkpoints_by_how_the_program_ends(
         enter = f"echo $$ > {request.getfixturevalue('memory_group')}"
         under = ("sh", "-c", f'{enter} && exec "$@"', "sh")
     servers = {"ps": {"replicas": 1}} if strategy == "ParameterServer" else {}
-    # What the kernel closes at a kill is told from what dtj-launch saw closed a second before.
+    # What the kernel closes at a kill is told from what dtj-launch saw closed a while before.
     pause = "4" if cause in ("Signal", "OOMKilled") else "0"
     program = SAVES if strategy == "Horovod" else OTHERS + SAVES
     file = write_job(
@@ -166,7 +168,7 @@ def test_what_counts_of_checkpoints_by_how_the_program_ends(
         [sys.executable, "-c", program + last_words],
         strategy=strategy,
         artifacts={"uri": f"s3://{BUCKET}/{tmp_path.name}", "endpoint": object_store.endpoint},
-        env=[{"name": "DTJ_CHECKPOINTS_KEEP", "value": "9"}, {"name": "PAUSE", "value": pause}],
+        env=[{"name": "DTJ_CHECKPOINTS_KEEP", "value": "9"}, {"name": "PAUSE", "value": pause}, SETTLES],
         replicaSpecs={"worker": {"replicas": 1}, **servers},
         runPolicy={"backoffLimit": 0},
     )
@@ -177,16 +179,18 @@ def test_what_counts_of_checkpoints_by_how_the_program_ends(
     output = run.ended(code)
     failure = run.status("ends").failure
     assert (failure.failure_class if failure else None) == cause, output
-    assert steps_kept(run, "ends") == steps
+    assert numbers_kept(run, "ends") == steps
     if code == 130:
         assert "saved at SIGTERM" in output
         assert "going on from 4" in start(file, "--s3=job", "--resume").ended()
 
 
-def steps_kept(run: DtjRun, name: str) -> list[int]:
+def numbers_kept(run: DtjRun, name: str) -> list[int]:
+    """The numbers in the names of the files that the newest snapshot has."""
     artifacts = run.status(name).artifacts
     assert artifacts is not None
-    return steps_in(open_store(f"{artifacts.uri}/checkpoints"))
+    (newest, *_) = read_index(open_store(f"{artifacts.uri}/checkpoints")).newest_first()
+    return sorted(int(path[5:-3]) for path in newest.paths)
 
 
 OTHERS = """
@@ -223,7 +227,7 @@ sys.exit(3 if done == 0 else 0)
     assert re.findall(r"\] going on from (\d)", output) == ["0", "1"]
     status = run.status("fails")
     assert (status.attempt, status.restarts.application) == (2, 1)
-    assert steps_kept(run, "fails") == [1, 2]
+    assert numbers_kept(run, "fails") == [1, 2]
 
 
 def test_a_module_that_is_missing_is_no_reason_for_a_retry(

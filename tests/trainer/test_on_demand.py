@@ -189,16 +189,6 @@ def test_a_damaged_shard_is_refused_and_the_next_attempt_goes_on_from_the_checkp
     read(job.restore("third"), *STATE)
 
 
-def test_the_ranks_take_files_from_the_nodes_cache(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(contract.ENV_CHECKPOINT_CACHE, str(tmp_path / "cache"))
-    monkeypatch.setenv(contract.ENV_DATA_CACHE_BYTES, str(10**8))
-    for pod in ("second", "third"):
-        read(job.restore(pod), "model.0", "model.1")
-    assert sorted(job.shards_read.values()) == [1, 1]
-
-
 def test_checkpoints_without_a_pattern_are_restored_whole(job: Job) -> None:
     job.pod("second")
     checkpoints.save(6, job.write)

@@ -18,6 +18,7 @@ from dtj_trainer.artifacts.picture import LOG_BYTES, NEVER_QUIET, Picture, Pictu
 
 SETTLE = 5 * SECOND
 HISTORIES = int(os.environ.get("DTJ_TEST_HISTORIES", "2000"))
+FOR_EVER = 10**30
 KEPT_AFTER = 12
 """A save that was complete for so many seconds is in a picture."""
 
@@ -47,7 +48,7 @@ class Disk:
         self._gone(node.path)
         node = replace(node, changed_ns=self.now)
         self.nodes[node.path] = node
-        self.lives[node] = [self.now, 10**30]
+        self.lives[node] = [self.now, FOR_EVER]
         folder = node.path.rpartition("/")[0]
         if folder and folder not in self.nodes:
             self.put(Node(folder, "directory"))
@@ -265,6 +266,41 @@ def test_of_the_folders_of_save_the_newest_alone_belongs_to_a_picture(disk: Disk
         assert set(picture.nodes) == {str(step), f"{step}/state.pt"}
 
 
+def test_a_new_folder_of_save_waits_for_nothing(disk: Disk, pictures: Pictures) -> None:
+    disk.write("side.bin")
+    until_picture(disk, pictures)
+    disk.begin("side.bin")
+    disk.write("50.tmp/state.pt")
+    disk.rename("50.tmp", "50")
+    disk.steps["50"] = 50
+    picture, seconds = until_picture(disk, pictures)
+    assert (seconds, set(picture.nodes)) == (0, {"side.bin", "50", "50/state.pt"})
+    assert picture.nodes["side.bin"] in disk.whole
+    assert waits(disk, pictures).path == "side.bin"
+
+
+def test_what_happens_while_a_picture_is_stored_belongs_to_the_next(disk: Disk, pictures: Pictures) -> None:
+    disk.write("a")
+    disk.write("b")
+    disk.now += 5 * SECOND
+    pictures.see(disk.look())
+    first = pictures.picture()
+    assert isinstance(first, Picture)
+    disk.remove("a")
+    disk.now += SECOND
+    disk.write("c")
+    disk.begin("d")
+    pictures.see(disk.look())
+    pictures.taken(first)
+    disk.now += SECOND
+    pictures.see(disk.look())
+    killed = pictures.picture(died_ns=disk.now)
+    assert killed == Waits("nothing new is complete")
+    disk.close("d")
+    second, _ = until_picture(disk, pictures)
+    assert set(second.nodes) == {"b", "c", "d"}
+
+
 def test_a_kill_in_a_save_leaves_the_moment_before_it(disk: Disk, pictures: Pictures) -> None:
     disk.write("step-1/model.bin")
     disk.write("latest")
@@ -356,6 +392,7 @@ class Program:
     pointer: bool
     keep: int
     side: float
+    sending: float
     killed_at: float
     """As a part of the whole time; above 1: the program ends by itself."""
 
@@ -421,14 +458,24 @@ def run(program: Program) -> History:
     operations = sorted(((*each,) for each in operations if each[0] <= stop), key=lambda each: each[0])
     last: Mapping[str, Node] = {}
 
+    under_way: tuple[Picture, int] | None = None
+
     def look(**how: object) -> None:
-        nonlocal last
+        nonlocal last, under_way
         pictures.see(disk.look())
-        found = pictures.picture(**how)  # type: ignore[arg-type]
-        if isinstance(found, Picture):
-            history.pictures.append((disk.now, found, last))
-            pictures.taken(found)
-            last = found.nodes
+        while under_way is None or how or disk.now >= under_way[1]:
+            if under_way:
+                picture, under_way = under_way[0], None
+                # It is void if a file changed before it was sent. The side file is small, and sent at once.
+                new = [node for path, node in picture.nodes.items() if last.get(path) != node]
+                if all(disk.lives[node][1] == FOR_EVER for node in new if not node.path.endswith("side.csv")):
+                    history.pictures.append((disk.now, picture, last))
+                    pictures.taken(picture)
+                    last = picture.nodes
+            found = pictures.picture(**how)  # type: ignore[arg-type]
+            if not isinstance(found, Picture):
+                return
+            under_way = found, disk.now + round(program.sending * SECOND)
 
     second = 0
     for at, operate, save in operations:
@@ -466,6 +513,7 @@ PROGRAMS = st.builds(
     pointer=st.booleans(),
     keep=st.sampled_from([0, 1, 2]),
     side=st.sampled_from([0.0, 0.0, 2.0, 6.0, 7.0, 11.0]),
+    sending=st.sampled_from([0.0, 0.0, 5.0]),
     killed_at=st.floats(0.1, 1.2),
 )
 
@@ -491,7 +539,7 @@ def test_histories(program: Program) -> None:
                 assert complete, f"the pointer names save {save}, of which there is {sorted(found)}"
     assert whole or not history.pictures
     # A side file that keeps changing may leave no quiet moment. A picture then comes after NEVER_QUIET.
-    limit = KEPT_AFTER * SECOND + NEVER_QUIET * bool(program.side)
+    limit = KEPT_AFTER * SECOND + NEVER_QUIET * bool(program.side) + round(2 * program.sending * SECOND)
     kept = [save for save, at in history.complete.items() if at < history.end - limit]
     if program.killed_at >= 1:
         kept = list(history.complete)

@@ -21,7 +21,6 @@ from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints, offered_files, on_demand, peer_client
 from dtj_trainer.artifacts.arriving_file import ArrivingFile
-from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache
 from dtj_trainer.artifacts.file_fetch import Near
 from dtj_trainer.artifacts.manifest import Manifest
 from dtj_trainer.artifacts.peer_client import CheckpointPeers
@@ -91,15 +90,13 @@ class Pods:
     def checkpoint(self, number: int) -> Path:
         return self.root(number) / "checkpoints/5"
 
-    def restore(
-        self, number: int, cache: CheckpointCache | None = None, patience: float = 60
-    ) -> CheckpointPeers:
+    def restore(self, number: int, patience: float = 60) -> CheckpointPeers:
         """Restore in one pod, and compare what it has."""
         server = self.running.pop(number, None) or self.serve(number)
         peers = CheckpointPeers(self.hosts(number), patience)
         folder = self.root(number) / "checkpoints"
         folder.mkdir(parents=True, exist_ok=True)
-        near = Near(cache, peers, server.files)
+        near = Near(peers, server.files)
         assert restore(self.store(number).below("checkpoints"), folder, "Auto", near)
         return peers
 
@@ -208,7 +205,7 @@ def test_a_pod_that_hangs_is_left_after_a_while(pods: Pods, monkeypatch: pytest.
     stuck, go = threading.Event(), threading.Event()
 
     def hang(number: int, request: str) -> None:
-        if number == 0 and request == "get a.pt":
+        if number == 0 and request == "get 5/a.pt":
             stuck.set()
             assert go.wait(60)
 
@@ -273,19 +270,7 @@ def test_what_has_arrived_stays_when_the_pod_that_gave_it_fails(pods: Pods, tmp_
 
 
 def restored_manifest(pods: Pods) -> Manifest:
-    return Manifest.from_json(pods.bucket.objects["job/checkpoints/5/manifest.json"])
-
-
-def test_the_cache_of_a_node_comes_first_and_other_nodes_next(pods: Pods, tmp_path: Path) -> None:
-    pods.serve_all()
-    caches = [CheckpointCache(tmp_path / f"node-{number % 2}", 10**8) for number in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        restored = list(pool.map(pods.restore, range(4), caches))
-    for number in range(4):
-        pods.compare(number)
-    assert pods.large_gets() == ONCE
-    assert sum(peers.bytes_received for peers in restored) == 4 * LARGE  # One node of two fetches each file.
-    assert sum(cache.bytes_copied for cache in caches) >= 2 * 4 * LARGE
+    return Manifest.from_json(pods.bucket.objects["job/checkpoints/5/manifest.json"], "5")
 
 
 def test_ranks_get_files_on_demand_from_other_pods(

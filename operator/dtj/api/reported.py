@@ -20,6 +20,7 @@ MOST_MEASURED = 3.4e38
 """The largest number of a float32, in which programs compute."""
 URI_LENGTH = 1024
 SENTENCE_LENGTH = 300
+MOST_NAMES = 3
 _TIME_LENGTH = 64
 # C0, DEL, C1, line and paragraph separators, and surrogates, which UTF-8 can't express.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -88,6 +89,10 @@ def _sentence(value: object) -> str | None:
     return text(value, SENTENCE_LENGTH) or None
 
 
+def _names(value: object) -> list[str] | None:
+    return lines(value, MOST_NAMES, SENTENCE_LENGTH)
+
+
 Count = Annotated[int | None, BeforeValidator(_count)]
 """What a program counted."""
 Measured = Annotated[float | None, BeforeValidator(_measured)]
@@ -102,6 +107,8 @@ ReportedUri = Annotated[str | None, BeforeValidator(_uri)]
 """An address, without control characters."""
 ReportedSentence = Annotated[str | None, BeforeValidator(_sentence)]
 """A sentence for people in one line, without control characters."""
+ReportedNames = Annotated[list[str] | None, BeforeValidator(_names)]
+"""A few names of files, without control characters."""
 
 
 def take(model: type[Model], said: object) -> tuple[Model | None, int]:

@@ -10,7 +10,15 @@ from pydantic import Field, WithJsonSchema
 from dtj.api.base import ApiModel
 from dtj.api.condition_types import ConditionType
 from dtj.api.failure_classes import FAILURE_CLASSES
-from dtj.api.reported import Count, Measured, Percent, ReportedSentence, ReportedTime, ReportedUri
+from dtj.api.reported import (
+    Count,
+    Measured,
+    Percent,
+    ReportedNames,
+    ReportedSentence,
+    ReportedTime,
+    ReportedUri,
+)
 from dtj.api.shown import enumerated
 
 Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
@@ -124,6 +132,8 @@ class CheckpointStatus(ApiModel):
     """When its upload was complete."""
     uri: ReportedUri = None
     """Where it is."""
+    new: ReportedNames = None
+    """Up to three of the newest names in it."""
 
 
 class ArtifactsStatus(ApiModel):

@@ -76,11 +76,19 @@ def ls(
 def get(
     name: JobNameOrUri,
     key: Annotated[
-        str, typer.Argument(help="An object or a folder; by default all objects.", metavar="KEY")
+        str,
+        typer.Argument(help="An object or a folder; by default all objects.", metavar="KEY"),
     ] = "",
     folder: Annotated[
         Path | None,
         typer.Argument(help="Folder to copy to; by default a folder with the name of the job.", metavar="TO"),
+    ] = None,
+    checkpoint: Annotated[
+        int | None,
+        typer.Option(
+            help="Copy the whole checkpoint of this number, in place of a KEY: the files of a checkpoint may be in "
+            "the folders of earlier ones."
+        ),
     ] = None,
     endpoint: EndpointOption = None,
     past: PastOption = False,
@@ -94,17 +102,27 @@ def get(
 
     ```
     dtj artifacts get fashion-mnist model
-    dtj artifacts get fashion-mnist checkpoints/938 ./restored
+    dtj artifacts get fashion-mnist --checkpoint 938 ./restored
     dtj artifacts get fashion-mnist model --past
     ```
 
-    Below TO, each file has the path of its object in the bucket.
+    Below TO, each file has the path of its object in the bucket, or with --checkpoint its path in /dtj/checkpoints.
     """
+    if checkpoint is not None and folder is not None:
+        raise typer.BadParameter(
+            "with --checkpoint there is no KEY: name TO alone", param_hint="--checkpoint"
+        )
     place = find(
         name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid, endpoint)
     )
     with place.artifacts(endpoint) as artifacts:
-        for file in artifacts.get(key, folder or Path(name)):
+        to = folder or Path(name)
+        files = (
+            artifacts.get(key, to)
+            if checkpoint is None
+            else artifacts.get_checkpoint(checkpoint, Path(key) if key else to)
+        )
+        for file in files:
             echo(str(file))
 
 

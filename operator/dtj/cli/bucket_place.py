@@ -151,6 +151,7 @@ class BucketPlace:
                 "step": newest.step,
                 "time": newest.time.isoformat().replace("+00:00", "Z"),
                 "uri": newest.uri,
+                "new": list(newest.new) or None,
             }
         if self._artifacts.ls(contract.MODEL):
             artifacts["model"] = f"{self._artifacts.uri}/{contract.MODEL}"

@@ -177,7 +177,9 @@ def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, st
         return
     if (newest := artifacts.checkpoint) is not None:
         when = f", {brief(seconds_since(newest.time, now))} ago" if newest.time else ""
-        yield "Checkpoint", f"step {newest.step}{when}: {newest.uri}"
+        what = "" if newest.step is None else f"step {newest.step}"
+        names = f" ({', '.join(newest.new)})" if newest.new else ""
+        yield "Checkpoint", f"{what}{when}: {newest.uri}{names}".removeprefix(", ")
     if artifacts.model:
         yield "Model", artifacts.model
 

@@ -28,13 +28,18 @@ _FIRST_PIECE_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """A complete checkpoint in the bucket."""
+    """A complete checkpoint in the bucket: what the folder `checkpoints` held at one moment."""
 
-    step: int
+    number: int
+    """Which checkpoint of its attempt it is: the name of its folder begins with it."""
+    step: int | None
+    """Step at which it was made; None where nothing names the step."""
     time: datetime
     size: int
     """Total size of the files of the checkpoint in bytes."""
     uri: str
+    new: tuple[str, ...] = ()
+    """Up to three of the newest names in it."""
 
 
 class Artifacts:
@@ -156,18 +161,45 @@ class Artifacts:
         return self._ranges(self._sizes_of(key))
 
     def checkpoints(self) -> list[StoredCheckpoint]:
-        """List the complete checkpoints, ordered by step."""
+        """List the complete checkpoints, the oldest first."""
         from dtj_trainer.artifacts.checkpoint_index import read_index
 
         store = self.store.below(contract.CHECKPOINTS)
         with explained():
-            manifests = read_index(store).manifests
+            manifests = read_index(store).newest_first()
         return [
             StoredCheckpoint(
-                manifest.step, datetime.fromisoformat(manifest.time), manifest.size, store.uri(folder)
+                manifest.number,
+                manifest.step,
+                datetime.fromisoformat(manifest.time),
+                manifest.size,
+                store.uri(manifest.folder),
+                manifest.new,
             )
-            for folder, manifest in sorted(manifests.items(), key=lambda item: (item[1].step, item[1].claim))
+            for manifest in reversed(manifests)
         ]
+
+    def get_checkpoint(self, number: int, folder: str | Path) -> list[Path]:
+        """Copy a whole checkpoint into a folder, as a restore does, and return the paths of its files.
+
+        number: of the checkpoint; of several attempts, the newest one of the number. What else is in the folder
+        stays. Raises NotFound if there is no such checkpoint, and Unusable if the checkpoint is damaged.
+        """
+        from dtj_trainer.artifacts.checkpoint_index import read_index
+        from dtj_trainer.artifacts.put_back import put_back
+
+        store, root = self.store.below(contract.CHECKPOINTS), Path(folder)
+        with explained():
+            found = [each for each in read_index(store).newest_first() if each.number == number]
+            if not found:
+                raise NotFound(
+                    f"there is no checkpoint {number} in {store.location.uri}",
+                    "`dtj artifacts ls NAME checkpoints` lists them",
+                )
+            fault = put_back(store, found[0], root)
+        if fault:
+            raise Unusable(f"{store.uri(found[0].folder)} is damaged: {fault}")
+        return sorted(root / file.path for file in found[0].files)
 
     def metrics(self, kind: str = contract.METRICS_FILE) -> list[dict[str, Any]]:
         """Return the rows of a metrics file. `metrics-evaluator.jsonl` has the rows of the evaluator."""

@@ -18,10 +18,7 @@ def cache_environment(job: Job) -> dict[str, str]:
     cache = cache_of(job)
     if cache is None:
         return {}
-    # Of an emptyDir, no other pod would have a copy.
-    shared = {} if cache.empty_dir else {contract.ENV_CHECKPOINT_CACHE: _FOLDER}
-    size = str(cache_bytes(cache))
-    return {contract.ENV_DATA_CACHE: _FOLDER, contract.ENV_DATA_CACHE_BYTES: size, **shared}
+    return {contract.ENV_DATA_CACHE: _FOLDER, contract.ENV_DATA_CACHE_BYTES: str(cache_bytes(cache))}
 
 
 def cache_pod_spec(job: Job) -> Manifest:

@@ -11,7 +11,7 @@ from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import ArtifactsStatus, Condition, JobStatus, Phase
 from dtj.status.decision import Decision, Pods
 from dtj.status.draft import Draft
-from dtj.status.evaluator import has_ended, has_seen, last_step, measured
+from dtj.status.evaluator import has_ended, has_seen, last_checkpoint, measured
 from dtj.status.failure import Loss, attempt_loss, describe, is_complete
 from dtj.status.next_attempt import evaluator_lost
 from dtj.status.observed import Expected, Observed
@@ -73,7 +73,7 @@ def after_training(
     left = timeout - (seconds_since(trained, draft.now) if trained else 0.0)
     if deadline is not None:
         left = min(left, deadline)
-    last = last_step(artifacts)
+    last = last_checkpoint(artifacts)
     seen = has_seen(evaluation, artifacts) or (stored is not None and stored.reason == Reason.EVALUATED)
     over = seen or last is None
     may_end = draft.job.run_policy.clean_pod_policy is not CleanPodPolicy.NONE

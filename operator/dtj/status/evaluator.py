@@ -19,13 +19,20 @@ def has_ended(evaluator: PodView) -> bool:
 
 def has_seen(evaluation: ProgressStatus | None, artifacts: ArtifactsStatus | None) -> bool:
     """Return whether the evaluator has measured the newest checkpoint."""
-    last, seen = last_step(artifacts), evaluation.step if evaluation else None
+    last = artifacts.checkpoint.step if artifacts and artifacts.checkpoint else None
+    seen = evaluation.step if evaluation else None
     return last is not None and seen is not None and seen >= last
 
 
-def last_step(artifacts: ArtifactsStatus | None) -> int | None:
-    """Return the step of the newest checkpoint."""
-    return artifacts.checkpoint.step if artifacts and artifacts.checkpoint else None
+def last_checkpoint(artifacts: ArtifactsStatus | None) -> str | None:
+    """Return the name of the newest checkpoint for messages: its step, or else that of its folder.
+
+    Nothing says when the evaluator has seen a checkpoint without a step.
+    """
+    last = artifacts.checkpoint if artifacts else None
+    if last is None:
+        return None
+    return (last.uri or "").rpartition("/")[2] if last.step is None else str(last.step)
 
 
 def measured(evaluator: PodView | None, evaluation: ProgressStatus | None) -> ProgressStatus | None:

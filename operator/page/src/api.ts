@@ -44,7 +44,7 @@ export interface JobView {
   pods: { name: string; role: string; index: number; ranks: string; node: string | null; state: string; attempt: number }[];
   morePods: number;
   events: { time: string | null; type: string; reason: string; message: string; count: number; object: string }[];
-  artifacts: { uri?: string; checkpoint?: { step: number; time?: string; uri: string }; model?: string } | null;
+  artifacts: { uri?: string; checkpoint?: { step?: number; time?: string; uri: string; new?: string[] }; model?: string } | null;
   tensorboard: { url?: string; ready?: boolean; message?: string } | null;
   spec: Record<string, unknown>;
   yaml: string;

@@ -41,7 +41,9 @@ function Shown({ view, changed }: { view: JobView; changed: () => void }) {
   if (typeof row.progress?.accuracy === "number") facts.push(["Accuracy", number(row.progress.accuracy)]);
   if (view.artifacts?.uri) facts.push(["Bucket", view.artifacts.uri]);
   if (view.artifacts?.checkpoint) {
-    facts.push(["Checkpoint", `step ${view.artifacts.checkpoint.step}: ${view.artifacts.checkpoint.uri}`]);
+    const { step, uri, new: names } = view.artifacts.checkpoint;
+    const what = typeof step === "number" ? `step ${step}: ` : "";
+    facts.push(["Checkpoint", `${what}${uri}${names?.length ? ` (${names.join(", ")})` : ""}`]);
   }
   if (view.artifacts?.model) facts.push(["Model", view.artifacts.model]);
   if (view.tensorboard?.url) facts.push(["TensorBoard, in the cluster", view.tensorboard.url]);

@@ -10,6 +10,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from dtj_trainer.artifacts import manifest as snapshots
 from tests.cluster import parameter_server
 from tests.cluster.jobs import (
     EXAMPLE,
@@ -175,13 +176,12 @@ def _newest_listed(artifacts: Artifacts) -> int | None:
     steps = [0]
     for key in keys:
         if key.startswith("checkpoints/") and key.endswith("/manifest.json"):
-            folder = key.removesuffix("manifest.json")
             try:
-                found = json.loads(artifacts.read(key))
+                found = snapshots.Manifest.from_json(artifacts.read(key))
             except ClientError as error:
                 if error.response["Error"]["Code"] != "NoSuchKey":
                     raise
                 return None
-            if {f"{folder}{file['key']}": file["size"] for file in found["files"]}.items() <= keys.items():
-                steps.append(int(found["step"]))
+            if {f"checkpoints/{file.key}": file.size for file in found.files}.items() <= keys.items():
+                steps.append(found.step or 0)
     return max(steps)

@@ -24,19 +24,6 @@ def pods(volume: Manifest, size: Any = "1Gi", **spec: Any) -> dict[str, Manifest
     return {pod["metadata"]["name"].removeprefix("mnist-"): pod for pod in plan_job(made).pods}
 
 
-@pytest.mark.parametrize(
-    ("volume", "folder"),
-    [
-        ({"persistentVolumeClaim": {"claimName": "cache"}}, "/dtj/data-cache"),
-        ({"emptyDir": {}}, None),
-    ],
-    ids=["claim", "emptyDir"],
-)
-def test_checkpoints_are_kept_where_pods_share_the_cache(volume: Manifest, folder: str | None) -> None:
-    given = {v["name"]: v.get("value") for v in trainer_container(pods(volume)["worker-0"])["env"]}
-    assert given.get("DTJ_CHECKPOINT_CACHE") == folder
-
-
 def volume_of(pod: Manifest) -> Manifest:
     return next((v for v in pod["spec"]["volumes"] if v["name"] == "dtj-data-cache"), {})
 

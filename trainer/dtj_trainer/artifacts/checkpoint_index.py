@@ -1,18 +1,27 @@
-"""The index of the checkpoints in a bucket, read from their manifests."""
+"""The index of the snapshots in a bucket, read from their manifests."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.manifest import Manifest, ManifestError, NewerManifest, step_and_claim
-from dtj_trainer.artifacts.retention import Candidate
+from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
+from dtj_trainer.artifacts.manifest import (
+    Manifest,
+    ManifestError,
+    NewerManifest,
+    StoredFile,
+    number_and_claim,
+)
+from dtj_trainer.artifacts.retention import Candidate, kept
 from dtj_trainer.artifacts.s3 import DamagedObject, NoSuchKey
 from dtj_trainer.clock import seconds_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dtj_trainer.artifacts.store import Store
 
 log = logging.getLogger(__name__)
@@ -23,52 +32,77 @@ class CheckpointIndex:
     """The readable manifests by folder, and the folders that have none."""
 
     manifests: dict[str, Manifest] = field(default_factory=dict)
-    torn: set[str] = field(default_factory=set)
-    """Folders without a manifest, and the folders in `damaged`. The uploader removes them once a newer upload
-    exists."""
+    bare: set[str] = field(default_factory=set)
+    """Folders without a manifest: of an upload under way or given up, or with files that other snapshots name."""
     damaged: dict[str, str] = field(default_factory=dict)
     """What is wrong with a manifest, by folder."""
-    newer: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Folders whose manifest a later release wrote, with their `age`. Nothing removes these folders."""
+    newer: set[str] = field(default_factory=set)
+    """Folders whose manifest a later release wrote. Nothing removes these folders."""
 
     def newest_first(self) -> list[Manifest]:
         """The manifests in the order in which a restore tries them."""
         return sorted(self.manifests.values(), key=age, reverse=True)
 
+    def kept(self, keep: int, keep_every: float) -> set[str]:
+        """Return the folders of the snapshots that retention keeps; see `retention.kept`."""
+        return folders_kept(self.manifests, keep, keep_every)
+
+
+def folders_kept(manifests: Mapping[str, Manifest], keep: int, keep_every: float) -> set[str]:
+    """Return the folders of the snapshots that retention keeps among these."""
+    candidates = {candidate_of(manifest): folder for folder, manifest in manifests.items()}
+    return {candidates[candidate] for candidate in kept(candidates, keep, keep_every)}
+
 
 def age(manifest: Manifest) -> tuple[int, int]:
-    """Return a key that is greater for a newer checkpoint: a later claim is newer, whatever its step."""
-    return manifest.claim, manifest.step
+    """Return a key that is greater for a newer snapshot: a later claim is newer, whatever its number."""
+    return manifest.claim, manifest.number
+
+
+def folders_newest_first(store: Store) -> list[str]:
+    """List the folders of snapshots below a checkpoints prefix, complete or not, by their names alone."""
+    found = {folder: place for folder in store.folders() if (place := number_and_claim(folder))}
+    return sorted(found, key=lambda folder: found[folder][::-1], reverse=True)
 
 
 def candidate_of(manifest: Manifest) -> Candidate:
     """Return the manifest as a candidate for retention."""
-    time = seconds_of(manifest.time)
-    return Candidate(manifest.claim, manifest.step, manifest.metric, manifest.metric_mode, time)
+    tops = {path.partition("/")[0] for path in manifest.paths}
+    of_save = len(tops) == 1 and any(
+        file.path == f"{next(iter(tops))}/{MARK_FILE}" for file in manifest.files
+    )
+    return Candidate(
+        manifest.claim,
+        manifest.number,
+        manifest.metric,
+        manifest.metric_mode,
+        seconds_of(manifest.time),
+        whole=not of_save,
+    )
 
 
-def read_index(store: Store, *, warn: bool = False) -> CheckpointIndex:
-    """Read every manifest below a checkpoints prefix. `warn`: log a warning about each torn or damaged checkpoint."""
+def read_manifest(store: Store, folder: str) -> Manifest:
+    """Read the manifest of a snapshot. Raises NoSuchKey, ManifestError, DamagedObject and other S3Errors."""
+    manifest = Manifest.from_json(store.get_bytes(f"{folder}/{contract.MANIFEST_FILE}"), folder)
+    if manifest.folder != folder:
+        raise ManifestError(f"the manifest is of checkpoint {manifest.folder}")
+    return manifest
+
+
+def read_index(store: Store) -> CheckpointIndex:
+    """Read every manifest below a checkpoints prefix. Raises S3Error."""
     index = CheckpointIndex()
-    for folder in store.folders():
-        expected = step_and_claim(folder)
-        if expected is None:
-            continue
+    shared: dict[StoredFile, StoredFile] = {}
+    for folder in folders_newest_first(store):
         try:
-            manifest = Manifest.from_json(store.get_bytes(f"{folder}/{contract.MANIFEST_FILE}"))
-            if (manifest.step, manifest.claim) != expected:
-                raise ManifestError(f"the manifest is of checkpoint {manifest.folder}")
-            index.manifests[folder] = manifest
+            manifest = read_manifest(store, folder)
+            # Snapshots have most files in common: keep each in memory once.
+            files = tuple(shared.setdefault(file, file) for file in manifest.files)
+            index.manifests[folder] = replace(manifest, files=files)
         except NewerManifest:
-            step, claim = expected
-            index.newer[folder] = claim, step
+            index.newer.add(folder)
         except NoSuchKey:
-            index.torn.add(folder)
-            if warn:
-                log.warning("checkpoint %s is torn: it has no manifest; skipped", store.uri(folder))
+            index.bare.add(folder)
         except (ManifestError, DamagedObject) as error:
-            index.torn.add(folder)
             index.damaged[folder] = str(error)
-            if warn:
-                log.warning("checkpoint %s is damaged: %s; skipped", store.uri(folder), error)
     return index

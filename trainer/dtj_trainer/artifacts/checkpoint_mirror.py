@@ -1,38 +1,38 @@
-"""Mirrors the newest complete checkpoint of the bucket into the evaluator's own checkpoints folder."""
+"""Mirrors the newest snapshot of the bucket into the evaluator's own checkpoints folder."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import Backoff
-from dtj_trainer.artifacts.checkpoint_index import age, read_index
-from dtj_trainer.artifacts.manifest import Manifest
-from dtj_trainer.artifacts.restore import fetch, remove
+from dtj_trainer.artifacts.checkpoint_index import age, folders_newest_first, read_manifest
+from dtj_trainer.artifacts.manifest import Manifest, ManifestError, number_and_claim
+from dtj_trainer.artifacts.put_back import put_back, remove_others
+from dtj_trainer.artifacts.s3 import DamagedObject, NoSuchKey
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
+    from dtj_trainer import contract
     from dtj_trainer.artifacts.store import Store
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 3.0
 LONGEST_RETRY_SECONDS = 60.0
-"""The longest delay in seconds before a checkpoint that did not arrive completely is fetched again."""
+"""The longest delay in seconds before a snapshot that did not arrive completely is fetched again."""
 
 
 class CheckpointMirror:
-    """Brings the newest checkpoint below `store` into `folder`, pass by pass, from one thread.
+    """Brings the newest snapshot below `store` into `folder`, pass by pass, from one thread.
 
-    The newest `keep` checkpoints stay in `folder`, because the program may still read them. The program sees complete
-    files and directories only, and never sees TensorFlow's state file before the files that the state file names. The
-    files of one checkpoint appear and disappear one by one.
+    What the newest `keep` snapshots have stays in `folder`, because the program may still read it. The program sees
+    complete files only, and of new folders all or nothing.
     """
 
     def __init__(
@@ -42,62 +42,61 @@ class CheckpointMirror:
         self._store = store
         self._keep = keep
         self._now = now
-        self._listed: dict[str, str] = {}
-        """The ETags of the manifests at the last pass, by key."""
+        self._skipped: set[str] = set()
+        """Folders of snapshots that did not arrive completely."""
         self._retry_at = math.inf
         self._backoff = Backoff(LONGEST_RETRY_SECONDS)
         self._mirrored: list[Manifest] = []
         self.newest: contract.CheckpointRef | None = None
-        """The checkpoint mirrored last. Other threads may read it."""
+        """The snapshot mirrored last. Other threads may read it."""
 
     def mirror_pass(self, *, ended: bool, died_ns: int | None) -> bool:
-        """Fetch the newest checkpoint if it is newer than the last one; always return True. Raises S3Error.
+        """Fetch the newest snapshot if it is newer than the last one; always return True. Raises S3Error.
 
-        While no manifest changed and no retry is due, a pass costs one request.
+        While there is no newer snapshot, a pass costs one request, and a second one while one is being uploaded.
         """
         del ended, died_ns
-        manifests = f"/{contract.MANIFEST_FILE}"
-        listed = {item.key: item.etag for item in self._store.objects() if item.key.endswith(manifests)}
-        if listed != self._listed or self._now() >= self._retry_at:
-            skipped = self._fetch_newest()
-            self._listed = listed
-            # No manifest changes after the last checkpoint of a run. A timer starts the retry instead.
-            self._retry_at = self._now() + self._backoff.next_delay() if skipped else math.inf
-            if not skipped:
-                self._backoff.reset()
+        if self._now() >= self._retry_at:
+            self._skipped.clear()
+        before = len(self._skipped)
+        self._fetch_newest()
+        if len(self._skipped) > before:
+            self._retry_at = self._now() + self._backoff.next_delay()
+        elif not self._skipped:
+            self._retry_at = math.inf
+            self._backoff.reset()
         return True
 
-    def _fetch_newest(self) -> bool:
-        """Fetch the newest checkpoint that arrives completely. Return whether a newer one could not be fetched."""
-        skipped = False
-        last = _age(self._mirrored[-1]) if self._mirrored else None
-        for manifest in read_index(self._store).newest_first():
-            if last is not None and _age(manifest) <= last:
-                break
-            fault = fetch(self._store.below(manifest.folder), manifest, self._folder)
+    def _fetch_newest(self) -> None:
+        last = age(self._mirrored[-1]) if self._mirrored else (-1, -1)
+        for folder in folders_newest_first(self._store):
+            if (number_and_claim(folder) or (0, 0))[::-1] <= last:
+                return
+            if folder in self._skipped:
+                continue
+            try:
+                manifest = read_manifest(self._store, folder)
+                present = {file.path: file for file in self._mirrored[-1].files} if self._mirrored else {}
+                fault = put_back(self._store, manifest, self._folder, present=present)
+            except NoSuchKey:  # It is being uploaded.
+                continue
+            except (ManifestError, DamagedObject) as error:
+                fault = str(error)
             if fault is None:
                 self._take(manifest)
-                break
-            # The chief may have removed the checkpoint during the download. The next pass then reads a newer
-            # manifest.
-            log.warning("checkpoint %s is not mirrored: %s", manifest.folder, fault)
-            skipped = True
-        return skipped
+                return
+            # The chief may have removed the snapshot during the download. The next pass then reads a newer manifest.
+            log.warning("checkpoint %s is not mirrored: %s", folder, fault)
+            self._skipped.add(folder)
 
     def _take(self, manifest: Manifest) -> None:
         # A resume from an earlier step makes later steps of the previous attempt obsolete. Drop them.
-        kept = [*(m for m in self._mirrored if m.step < manifest.step), manifest][-self._keep :]
-        wanted = {STATE_FILE, *(entry.name for m in kept for entry in m.entries)}
-        for name in {entry.name for m in self._mirrored for entry in m.entries} - wanted:
-            remove(self._folder / name)
-        self._mirrored = kept
-        self.newest = {
-            "step": manifest.step,
-            "time": manifest.time,
-            "uri": self._store.uri(manifest.folder),
-        }
+        earlier = (
+            m for m in self._mirrored if m.step is None or manifest.step is None or m.step < manifest.step
+        )
+        self._mirrored = [*earlier, manifest][-self._keep :]
+        remove_others(self._folder, {STATE_FILE}.union(*(each.paths for each in self._mirrored)))
+        self.newest = {"time": manifest.time, "uri": self._store.uri(manifest.folder)}
+        if manifest.step is not None:
+            self.newest["step"] = manifest.step
         log.info("mirrored checkpoint %s (%d bytes)", self.newest["uri"], manifest.size)
-
-
-def _age(manifest: Manifest) -> tuple[tuple[int, int], str]:
-    return age(manifest), manifest.time

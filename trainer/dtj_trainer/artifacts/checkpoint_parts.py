@@ -12,25 +12,19 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from dtj_trainer.artifacts.cache_fill import CacheFill, Uploaded
 from dtj_trainer.artifacts.fence import Superseded, read_claim
-from dtj_trainer.artifacts.local_checkpoints import (
-    MARK_FILE,
-    FileState,
-    LocalEntry,
-    prune,
-    read_entries,
-    read_entry,
-)
-from dtj_trainer.artifacts.manifest import Entry, Manifest, ManifestError, StoredFile, folder_name
+from dtj_trainer.artifacts.folder_looks import walk
+from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, prune, saved_folders
+from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, folder_name
 from dtj_trainer.artifacts.s3 import S3Error
-from dtj_trainer.artifacts.sent_files import SentFiles, send_files
+from dtj_trainer.artifacts.sent_files import Changed, SentFiles
 from dtj_trainer.clock import now_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from dtj_trainer.artifacts.look import Node
     from dtj_trainer.artifacts.store import Store
 
 log = logging.getLogger(__name__)
@@ -48,7 +42,7 @@ def read_parts(store: Store, folder: str) -> list[Manifest]:
     found = []
     for item in store.objects(f"{folder}/{PARTS}"):
         try:
-            part = Manifest.from_json(store.get_bytes(item.key))
+            part = Manifest.from_json(store.get_bytes(item.key), folder)
             if part.folder != folder:
                 raise ManifestError(f"the part is of checkpoint {part.folder}")
             found.append(part)
@@ -107,21 +101,18 @@ class PartUploader:
         attempt: int,
         keep: int,
         pod: str,
-        fill: CacheFill | None = None,
     ) -> None:
-        """`fill`: gets what is uploaded."""
-        self._fill = fill
         self._folder, self._job, self._store = folder, job, store
         self._claim_key, self._attempt, self._keep, self._pod = claim_key, attempt, keep, pod
-        self._done: set[FileState] = set()
-        self._sent = SentFiles()
+        self._done: set[Node] = set()
+        self._sent = SentFiles(store, folder, self._count_bytes)
         self._lock = threading.Lock()
         self.bytes_uploaded = 0
 
     def note_restored(self, manifest: Manifest) -> None:
         """Mark the files of a restored checkpoint as uploaded."""
-        entries = [entry for each in manifest.entries if (entry := read_entry(self._folder, each.name))]
-        self._done.update(file for entry in entries for file in entry.files)
+        paths = manifest.paths
+        self._done.update(node for node in walk(self._folder) if node.path in paths)
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
         """Upload the parts of complete checkpoints, newest first; return True when nothing is left. Raises S3Error.
@@ -129,42 +120,39 @@ class PartUploader:
         A part that `save` has not completed is no part, whether the program runs or has died.
         """
         del ended, died_ns
-        entries = [each for each in read_entries(self._folder) if each.mark and each.mark.parts > 1]
-        entries = prune(self._folder, entries, self._keep)
-        present = {file for entry in entries for file in entry.files}
+        marks = {name: mark for name, mark in saved_folders(self._folder).items() if mark.parts > 1}
+        marks = prune(self._folder, marks, self._keep)
+        files = {name: self._files(name) for name in marks}
+        present = {node for nodes in files.values() for node in nodes}
         self._done &= present
         self._sent.keep_only(present)
-        waiting = [entry for entry in entries if not self._done.issuperset(entry.files)]
-        waiting.sort(key=lambda entry: entry.step or 0, reverse=True)
+        waiting = [name for name, nodes in files.items() if not self._done.issuperset(nodes)]
+        waiting.sort(key=lambda name: marks[name].step, reverse=True)
         try:
-            return all(self._upload(entry) for entry in waiting)
-        except OSError as error:
+            return all(self._upload(name, marks[name].step, files[name]) for name in waiting)
+        except (Changed, OSError) as error:
             log.info("a part of a checkpoint changed while it was uploaded: %s", error)
             return False
 
-    def _upload(self, entry: LocalEntry) -> bool:
+    def _files(self, name: str) -> list[Node]:
+        """Return the files of this pod's part. The pod with the claim has the mark as well."""
+        mark = f"{name}/{MARK_FILE}"
+        nodes = walk(self._folder, below=name)
+        return [node for node in nodes if node.kind == "file" and node.path != mark]
+
+    def _upload(self, name: str, step: int, nodes: list[Node]) -> bool:
         """Upload one part and its manifest; return False if nobody of this attempt has the claim yet."""
         claim = self._claim()
-        if claim is None or entry.step is None:
+        if claim is None:
             return False
-        folder = folder_name(entry.step, claim)
-        keys: dict[FileState, str] = {}
-        for state in entry.files:
-            path = self._folder / state.path
-            if path.name == MARK_FILE:  # The pod with the claim has the mark as well.
-                continue
-            key = f"{PODS}/{self._pod}/{path.relative_to(self._folder / entry.name).as_posix()}"
-            keys[state] = key
-        sent = send_files(self._store, self._folder, folder, keys, self._sent, self._count_bytes)
+        folder = folder_name(step, claim)
+        keys = {node: f"{folder}/{PODS}/{self._pod}/{node.path.removeprefix(f'{name}/')}" for node in nodes}
+        files = tuple(self._sent.send(keys, self._store.uri(folder)))
         if self._claim() != claim:
             return False
-        entries = (Entry(entry.name, entry.kind),)
-        part = Manifest(entry.step, now_text(), self._attempt, entries, tuple(sent.values()), claim=claim)
+        part = Manifest(step, step, now_text(), self._attempt, files, claim=claim)
         self._store.put_bytes(f"{folder}/{PARTS}/{self._pod}.json", part.to_json())
-        self._done.update(entry.files)
-        self._sent.forget(folder)
-        if self._fill:
-            self._fill.offer(entry.step, [Uploaded(*each) for each in sent.items()])
+        self._done.update(nodes)
         log.info("uploaded a part of checkpoint %s (%d bytes)", self._store.uri(folder), part.size)
         return True
 

@@ -1,6 +1,6 @@
-"""Removes checkpoints from the bucket: those that are no longer kept, and what torn uploads left.
+"""Removes snapshots from the bucket: those that are no longer kept, and what uploads that were given up have left.
 
-A manifest is deleted first, the files of its checkpoint afterwards: a checkpoint with a manifest is always whole.
+A manifest is deleted first, then the files that no other manifest names: a snapshot with a manifest is always whole.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, candidate_of
-from dtj_trainer.artifacts.retention import kept
+from dtj_trainer.artifacts.manifest import number_and_claim
 from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.store import DELETE_BATCH
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dtj_trainer.artifacts.fence import Fence
     from dtj_trainer.artifacts.manifest import Manifest
     from dtj_trainer.artifacts.sent_files import SentFiles
@@ -23,11 +26,11 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointRemoval:
-    """Deletes folders of checkpoints in the bucket. For one thread. Its methods raise S3Error.
+    """Deletes snapshots in the bucket. For one thread. Its methods raise S3Error, Superseded among them.
 
     `store` is the job's checkpoints prefix; `fence` says whether this attempt may still write there. `keep` is the
-    number of the newest checkpoints that stay, `keep_every` the period in seconds. `sent` forgets the files
-    of each folder that is removed.
+    number of the newest snapshots that stay, `keep_every` the period in seconds. `sent` forgets the files that are
+    removed.
     """
 
     def __init__(self, store: Store, *, fence: Fence, keep: int, keep_every: float, sent: SentFiles) -> None:
@@ -36,54 +39,86 @@ class CheckpointRemoval:
         self._keep = keep
         self._keep_every = keep_every
         self._sent = sent
-        self._doomed: set[str] = set()
-        """Folders whose manifest is deleted and whose files are not yet."""
+        self._dropped: dict[str, Manifest] = {}
+        """Snapshots whose manifest is deleted and whose files are not yet, by folder."""
         self._undeletable: set[str] = set()
         """Folders with an object that the bucket refused to delete. They are not tried again."""
-        self._uploaded_any = False
+        self._swept = False
 
-    def note_uploaded(self, manifest: Manifest) -> None:
-        """Delete what torn or replaced uploads left beside a checkpoint whose manifest was just written."""
-        self._uploaded_any = True
-        self._doomed.discard(manifest.folder)
-        named = {f"{manifest.folder}/{file.key}" for file in manifest.files}
-        named.add(f"{manifest.folder}/{contract.MANIFEST_FILE}")
-        strays = [item.key for item in self._store.objects(manifest.folder) if item.key not in named]
-        if strays:
-            self._delete(manifest.folder, strays)
+    def note_uploaded(self, index: CheckpointIndex, manifest: Manifest, *, of_parts: bool) -> None:
+        """Delete what uploads that were given up left, after the manifest of a snapshot was written.
+
+        `of_parts`: other pods sent parts of it, and perhaps of earlier ones that were skipped. The first call also
+        removes what earlier attempts left: before, nobody could have gone on from this attempt.
+        """
+        skipped = [
+            folder
+            for folder in (self._store.folders() if of_parts else ())
+            if (place := number_and_claim(folder))
+            and place[1] == manifest.claim
+            and place[0] <= manifest.number
+            and folder not in index.manifests
+        ]
+        for folder in (manifest.folder, *skipped):
+            self._delete_unnamed(index, (item.key for item in self._store.objects(folder)), folder)
+        if not self._swept:
+            self._sweep(index)
+            self._swept = True
+
+    def _sweep(self, index: CheckpointIndex) -> None:
+        """Delete what earlier claims left. Of this claim, other pods may be uploading parts."""
+        earlier = {
+            folder
+            for folder in (*index.manifests, *index.bare, *index.damaged)
+            if (place := number_and_claim(folder)) and place[1] < self._fence.number
+        }
+        # In a snapshot of a folder of `save`, only the snapshot names its files.
+        whole = {folder for folder, manifest in index.manifests.items() if candidate_of(manifest).whole}
+        for folder in sorted(earlier - (index.manifests.keys() - whole)):
+            index.damaged.pop(folder, None)
+            self._delete_unnamed(index, (item.key for item in self._store.objects(folder)), folder)
+        index.bare -= earlier
 
     def prune(self, index: CheckpointIndex) -> None:
-        """Delete checkpoints except those to keep, and take them out of the index."""
-        candidates = {candidate_of(m): folder for folder, m in index.manifests.items()}
-        keep = kept(candidates, self._keep, self._keep_every)
-        surplus = [
-            folder
-            for candidate, folder in candidates.items()
-            if candidate not in keep and folder not in self._undeletable
-        ]
-        if surplus or self._doomed or (index.torn and self._uploaded_any):
-            # Check the claim before the first deletion: a later attempt may be restoring one of these checkpoints.
+        """Delete snapshots except those to keep, and take them out of the index."""
+        keep = index.kept(self._keep, self._keep_every)
+        surplus = [folder for folder in index.manifests if folder not in keep | self._undeletable]
+        if surplus or self._dropped:
+            # Check the claim before the first deletion: a later attempt may be restoring one of these snapshots.
             self._fence.hold()
         for folder in surplus:
-            if self._delete(folder, [f"{folder}/{contract.MANIFEST_FILE}"]):
-                del index.manifests[folder]
-                self._doomed.add(folder)
-        if self._uploaded_any:
-            # Torn uploads of earlier attempts stay until this attempt has uploaded a checkpoint of its own.
-            self._doomed |= index.torn
-            index.torn.clear()
-        for folder in sorted(self._doomed):
-            self._sent.forget(folder)
-            keys = [item.key for item in self._store.objects(folder)]
-            if keys:
-                self._delete(folder, keys)
-            self._doomed.discard(folder)
+            if self._delete([f"{folder}/{contract.MANIFEST_FILE}"], folder):
+                self._dropped[folder] = index.manifests.pop(folder)
+        for folder, manifest in list(self._dropped.items()):
+            listed = (item.key for item in self._store.objects(folder))
+            self._delete_unnamed(index, [*listed, *(file.key for file in manifest.files)], folder)
+            del self._dropped[folder]
 
-    def _delete(self, folder: str, keys: list[str]) -> bool:
-        """Delete objects of a checkpoint's folder. Return False where the bucket refuses the deletion permanently.
+    def _delete_unnamed(self, index: CheckpointIndex, keys: Iterable[str], folder: str) -> None:
+        """Delete those of the objects that no manifest names. folder: the one of most of them, for messages."""
+        own = self._fence.number
+        named = {file.key for manifest in index.manifests.values() for file in manifest.files}
+        named.update(f"{folder}/{contract.MANIFEST_FILE}" for folder in index.manifests)
+        unnamed = [
+            key
+            for key in dict.fromkeys(keys)
+            if key not in named
+            and (place := number_and_claim(key.partition("/")[0]))
+            # A later release may name files of earlier claims in manifests that this one can't read.
+            and (place[1] == own or (place[1] < own and not index.newer))
+        ]
+        if unnamed:
+            self._sent.forget(set(unnamed))
+        for start in range(0, len(unnamed), DELETE_BATCH):
+            if start:
+                self._fence.hold()
+            self._delete(unnamed[start : start + DELETE_BATCH], folder)
+
+    def _delete(self, keys: list[str], folder: str) -> bool:
+        """Delete objects. Return False where the bucket refuses the deletion permanently.
 
         A permanent refusal is only logged: object lock, or a policy without s3:DeleteObject, is a decision of the
-        bucket's owner, and the checkpoints to keep are uploaded anyway. Raises S3Error for a transient failure.
+        bucket's owner, and the snapshots to keep are uploaded anyway. Raises S3Error for a transient failure.
         """
         try:
             self._store.delete(keys)

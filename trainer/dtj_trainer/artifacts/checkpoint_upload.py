@@ -1,54 +1,75 @@
-"""Uploads complete checkpoints while a program runs. `checkpoint_removal` deletes those that are no longer kept."""
+"""Uploads snapshots of the checkpoints folder while a program runs. `checkpoint_removal` deletes those not kept."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.cache_fill import CacheFill, Uploaded
-from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, candidate_of, read_index
-from dtj_trainer.artifacts.checkpoint_parts import Lateness, has_parts, read_parts, united
+from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, read_index
+from dtj_trainer.artifacts.checkpoint_parts import Lateness, read_parts, united
 from dtj_trainer.artifacts.checkpoint_removal import CheckpointRemoval
-from dtj_trainer.artifacts.completeness import Completeness
 from dtj_trainer.artifacts.fence import Superseded
-from dtj_trainer.artifacts.local_checkpoints import (
-    FileState,
-    LocalCheckpoint,
-    LocalEntry,
-    by_step,
-    prune,
-    read_entries,
-    read_entry,
+from dtj_trainer.artifacts.folder_looks import FolderLooks
+from dtj_trainer.artifacts.local_checkpoints import Mark, newest_of, prune
+from dtj_trainer.artifacts.look import is_below
+from dtj_trainer.artifacts.manifest import Manifest, StoredFile, folder_name
+from dtj_trainer.artifacts.picture import NOTHING, Picture, Pictures, Waits
+from dtj_trainer.artifacts.sent_files import Changed, SentFiles
+from dtj_trainer.artifacts.snapshot import (
+    folders_and_links,
+    keys_of,
+    new_names,
+    new_number,
+    saves_to_keep,
+    step_of_tensorflow,
 )
-from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, folder_name, sha256_of, step_and_claim
-from dtj_trainer.artifacts.retention import Candidate, kept
-from dtj_trainer.artifacts.sent_files import SentFiles, send_files
-from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, is_state
 from dtj_trainer.clock import now_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dtj_trainer.artifacts.fence import Fence
+    from dtj_trainer.artifacts.look import Node
     from dtj_trainer.artifacts.store import Store
 
 log = logging.getLogger(__name__)
 
 StepAt = Callable[[int], int | None]
 """The program's step at a time (wall clock, nanoseconds); None for a program that reports no steps."""
-NO_NUMBER = -1
+LOOK_SECONDS = 1.0
+"""How often the folder is looked at while files are sent."""
+REST, COSTLY_SECONDS = 20, 0.1
+"""After a picture that took COSTLY_SECONDS or more, without the time to send files, the next one waits for REST times
+what it took."""
+
+
+@dataclass(frozen=True)
+class _Due:
+    """A picture to upload, and what its snapshot is called.
+
+    `saved`: its newest folder of `checkpoints.save`. `alone`: that folder is all of it.
+    """
+
+    picture: Picture
+    number: int
+    step: int | None
+    saved: str | None
+    mark: Mark | None
+    alone: bool
 
 
 class CheckpointUploader:
     """Uploads the checkpoints folder of one attempt in passes.
 
     `store` is the job's checkpoints prefix; `fence` says whether this attempt may still write there. `step_at` gives
-    the step of entries whose names have none. One thread makes all passes; other threads may read `newest` and
-    `bytes_uploaded`.
+    the step of snapshots in which nothing else names one. One thread makes all passes; other threads may read
+    `newest` and `bytes_uploaded`.
     """
 
     def __init__(
@@ -62,26 +83,31 @@ class CheckpointUploader:
         step_at: StepAt,
         program_runs: Callable[[], bool] = lambda: True,
         keep_every: float = 0.0,
-        fill: CacheFill | None = None,
     ) -> None:
-        """`keep`, `keep_every`: of the checkpoints in the bucket; see `kept`. `fill`: gets what is uploaded."""
+        """`keep`, `keep_every`: of the snapshots in the bucket; see `kept`."""
         self._folder = folder
         self._store = store
         self._fence = fence
         self._keep = keep
         self._keep_every = keep_every
-        self._fill = fill
-        self._completeness = Completeness(folder, settle_seconds, program_runs)
+        self._settle_ns = int(settle_seconds * 1e9)
+        self._looks = FolderLooks(folder, program_runs)
+        self._program_runs = program_runs
+        self._pictures = Pictures(self._settle_ns)
+        self._nodes: dict[str, Node] = {}
+        """The content of the folder at the last look."""
         self._step_at = step_at
         self._index: CheckpointIndex | None = None
-        self._done: set[FileState] = set()
-        """Files that are in the bucket in this state, because a pass uploaded them or a restore downloaded them."""
-        self._sent = SentFiles()
+        self._done: set[Node] = set()
+        """Files of folders of `save` that a snapshot has, because a pass uploaded them or a restore brought them."""
+        self._on_demand: tuple[StoredFile, ...] = ()
+        """Files of the restored snapshot that are in the bucket alone."""
+        self._sent = SentFiles(store, folder, self._count_bytes)
         self._removal = CheckpointRemoval(
             store, fence=fence, keep=keep, keep_every=keep_every, sent=self._sent
         )
-        self._step_given: tuple[frozenset[FileState], int] = (frozenset(), 0)
-        """The files of the last checkpoint whose name has no step, and the step that it got."""
+        self._under_way: _Due | None = None
+        self._not_before = 0.0
         self._lacking = ""
         """The newest checkpoint that lacks parts of other pods."""
         self._lateness = Lateness()
@@ -91,158 +117,180 @@ class CheckpointUploader:
 
     @property
     def newest(self) -> contract.CheckpointRef | None:
-        """The newest checkpoint with a manifest in the bucket, as far as this process has seen manifests."""
+        """The newest snapshot with a manifest in the bucket, as far as this process has seen manifests."""
         with self._lock:
             return self._newest
 
     def start(self) -> None:
         """Begin to watch the folder. Call it before the program writes there."""
-        self._completeness.start()
+        self._looks.start()
 
     def note_restored(self, manifest: Manifest, *, own: bool) -> None:
-        """Mark the files of a restored checkpoint as uploaded. own: the checkpoint is one of this job."""
-        names = [*(entry.name for entry in manifest.entries), STATE_FILE]
-        entries = [entry for name in names if (entry := read_entry(self._folder, name))]
-        self._done.update(file for entry in entries for file in entry.files)
+        """Take the folder as a restore of this snapshot left it. own: the snapshot is one of this job."""
+        nodes, paths = self._looks.look().nodes, manifest.paths
+        restored = {path: node for path, node in nodes.items() if path in paths}
+        self._pictures = Pictures(self._settle_ns, restored)
+        self._done.update(node for node in restored.values() if node.kind == "file")
         if own:
+            for file in manifest.files:
+                if (node := restored.get(file.path)) and node.size == file.size:
+                    self._sent.add(node, file)
+            self._on_demand = tuple(file for file in manifest.files if file.path not in nodes)
             self._tell_newest(manifest)
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
-        """Upload what is complete, newest first, then remove what is no longer kept.
+        """Upload the picture of the folder that is due, then remove what is no longer kept.
 
         `ended` says that the program ended by itself; `died_ns` is the time when the program was killed (wall clock,
-        nanoseconds). A checkpoint that was not complete by then never will be. Return whether all present entries are
-        uploaded or will never be complete. Raises S3Error, Superseded among them.
+        nanoseconds). What was not complete by then never will be. Return whether everything in the folder is uploaded
+        or will never be complete. Raises S3Error, Superseded among them.
         """
         try:
-            return self._upload_waiting(over=ended or died_ns is not None, ended=ended, died_ns=died_ns)
+            return self._upload_due(ended=ended, died_ns=died_ns)
         except Superseded:
             self._store.abort_uploads("")
             raise
 
-    def _upload_waiting(self, *, over: bool, ended: bool, died_ns: int | None) -> bool:
+    def _upload_due(self, *, ended: bool, died_ns: int | None) -> bool:
+        over = ended or died_ns is not None
         while True:
             # Prune first: the disk must not fill up while uploads are slow or the bucket does not answer.
-            entries = prune(self._folder, read_entries(self._folder), self._keep)
+            self._look(over=over)
+            if len(prune(self._folder, self._looks.marks, self._keep)) < len(self._looks.marks):
+                self._look(over=over)
             index = self._loaded_index()
-            present = {file for entry in entries for file in entry.files}
-            self._done &= present
-            self._sent.keep_only(present)
             self._store.uploads.abort_changed()
-            uploaded = {entry.name for entry in entries if self._done.issuperset(entry.files)}
-            fresh = [entry for entry in entries if entry.name not in uploaded]
-            complete = uploaded | self._completeness.of(fresh, ended=ended, died_ns=died_ns)
-            waiting = self._waiting(index, entries, complete)
-            if not waiting:
-                break
-            # A checkpoint whose parts of other pods are late does not hold up the one before.
-            if not any(self._upload(index, each) for each in reversed(waiting)):
-                return over and bool(self._lacking) and self._lateness.given_up(self._lacking)
+            found: Picture | Waits = Waits("the last picture was taken a moment ago")
+            if self._under_way is None and (over or time.monotonic() >= self._not_before):
+                found = self._pictures.picture(ended=ended, died_ns=died_ns)
+            newest = self._under_way or (self._named(index, found) if isinstance(found, Picture) else None)
+            # A checkpoint whose parts of other pods are late does not hold up the ones before.
+            self._lacking = ""
+            tried = False
+            for due in (newest, *self._older_saves(index)):
+                if due is None:
+                    continue
+                tried = True
+                waited = due is self._under_way
+                if (stored := self._upload(index, due, newest=due is newest)) is None and not waited:
+                    return False
+                if stored is not False:
+                    break
+            else:
+                self._removal.prune(index)
+                if tried:
+                    return over and bool(self._lacking) and self._lateness.given_up(self._lacking)
+                return over or found == NOTHING
             self._removal.prune(index)
-        self._removal.prune(index)
-        return over or len(complete) == len(entries)
+
+    def _look(self, *, over: bool = False) -> None:
+        with suppress(OSError):  # The program may have removed the folder.
+            look = self._looks.look()
+            # The death of a program closes files, before anybody tells of the death. Ask after the look.
+            if over or self._program_runs():
+                self._nodes = dict(look.nodes)
+                self._pictures.see(look)
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Look at the folder from another thread, while this one sends files: a picture needs what happens now."""
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(LOOK_SECONDS):
+                self._look()
+
+        thread = threading.Thread(target=look, name="looks", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def _loaded_index(self) -> CheckpointIndex:
         if self._index is None:
-            # Check the claim: the index of a superseded attempt must not list checkpoints of a later one for removal.
+            # Check the claim: the index of a superseded attempt must not list snapshots of a later one for removal.
             self._fence.hold()
             self._index = read_index(self._store)
-            # Other pods may already upload their parts of this attempt's checkpoints.
-            own = {folder for folder in self._index.torn if _claim_of(folder) == self._fence.number}
-            self._index.torn -= {folder for folder in own if has_parts(self._store, folder)}
             for manifest in self._index.newest_first()[:1]:
                 self._tell_newest(manifest)
         return self._index
 
-    def _waiting(
-        self, index: CheckpointIndex, entries: list[LocalEntry], complete: set[str]
-    ) -> list[LocalCheckpoint]:
-        """Return the complete local checkpoints to upload, the newest last.
+    def _named(self, index: CheckpointIndex, picture: Picture) -> _Due:
+        """Name the snapshot of a picture."""
+        started, nodes = time.monotonic(), picture.nodes
+        marks = {name: mark for name, mark in self._looks.marks.items() if name in nodes}
+        saved = newest_of(marks)
+        mark = marks[saved] if saved else None
+        step = mark.step if mark else step_of_tensorflow(nodes)
+        if step is None:
+            new = [node for path, node in nodes.items() if not node.same(self._pictures.last.get(path))]
+            step = self._step_at(max(node.changed_ns for node in new if node.kind != "directory"))
+        number = new_number(step, self._fence.number, index.manifests.values())
+        alone = saved is not None and all(is_below(path, {saved}) for path in nodes)
+        self._sent.keep_only([*self._nodes.values(), *self._pictures.last.values()])
+        self._rest_after(time.monotonic() - started)
+        return _Due(picture, number, step, saved, mark, alone)
 
-        A step is not uploaded before all its numbered entries are complete.
+    def _older_saves(self, index: CheckpointIndex) -> Iterator[_Due]:
+        """Yield the older folders of `save` that are to be kept and in no snapshot, the newest first."""
+        marks, claim = self._looks.marks, self._fence.number
+        fresh: dict[str, int] = {}
+        for path, node in self._nodes.items() if len(marks) > 1 else ():
+            if node.kind == "file" and node not in self._done and (name := path.partition("/")[0]) in marks:
+                fresh[name] = max(fresh.get(name, 0), node.changed_ns)
+        new = {name: (marks[name], at / 1e9) for name, at in fresh.items()}
+        for name in saves_to_keep(new, claim, index.manifests.values(), self._keep, self._keep_every):
+            if name != newest_of(marks):
+                picture = Picture(
+                    {path: node for path, node in self._nodes.items() if is_below(path, {name})}
+                )
+                yield _Due(picture, marks[name].step, marks[name].step, name, marks[name], alone=True)
+
+    def _upload(self, index: CheckpointIndex, due: _Due, *, newest: bool) -> bool | None:
+        """Upload files, then the manifest.
+
+        Return None if a file changed before it was sent, False if parts of other pods are missing.
         """
-        unfinished = {entry.step for entry in entries if entry.name not in complete} - {None}
-        ready = [e for e in entries if e.name in complete and e.step not in unfinished]
-        numbered = by_step(ready, without_number=NO_NUMBER)
-        checkpoints = [self._numbered(index, c) for c in numbered if not self._only_names_others(c)]
-        fresh = [c for c in checkpoints if not self._done.issuperset(c.files)]
-        claim = self._fence.number
-        local = {_candidate(c, claim): c for c in fresh}
-        replaced = {folder_name(c.step, claim) for c in fresh}
-        others = {candidate_of(m) for folder, m in index.manifests.items() if folder not in replaced}
-        keep = kept([*local, *others], self._keep, self._keep_every)
-        return sorted((local[c] for c in keep if c in local), key=lambda c: c.step)
-
-    def _only_names_others(self, checkpoint: LocalCheckpoint) -> bool:
-        """Return whether TensorFlow's state file is the only entry: the files that it names are not complete yet."""
-        names = [entry.name for entry in checkpoint.entries]
-        return len(names) == 1 and is_state(self._folder / names[0])
-
-    def _numbered(self, index: CheckpointIndex, checkpoint: LocalCheckpoint) -> LocalCheckpoint:
-        """Give a checkpoint without a number the step at which it was written, or else the next free step."""
-        if checkpoint.step != NO_NUMBER:
-            return checkpoint
-        content, step = (
-            frozenset(checkpoint.files),
-            self._step_at(max(f.changed_ns for f in checkpoint.files)),
-        )
-        last_content, last_step = self._step_given
-        if content == last_content:
-            step = last_step
-        elif step is None:
-            step = max([*(m.step for m in index.manifests.values()), last_step]) + 1
-        self._step_given = (content, step)
-        return replace(checkpoint, step=step)
-
-    def _upload(self, index: CheckpointIndex, checkpoint: LocalCheckpoint) -> bool:
-        """Upload files, then the manifest; return False if the files changed meanwhile."""
         self._fence.hold()
-        step, claim = checkpoint.step, self._fence.number
-        folder = folder_name(step, claim)
-        before = index.manifests.get(folder)
-        stored = {file.path: file for file in before.files} if before else {}
-        taken = {file.key for file in before.files} if before else set()
-        if before is None:
-            index.torn.add(folder)  # Until its manifest is written.
+        self._under_way = due if newest else None
+        claim, picture, mark = self._fence.number, due.picture, due.mark
+        folder = folder_name(due.number, claim)
         started = time.monotonic()
         try:
-            same = {
-                state: None if self._sent.get(folder, state) else self._same(stored.get(state.path), state)
-                for state in checkpoint.files
-            }
-            keys = {
-                state: _free_key(_key_of(checkpoint, state.path), taken)
-                for state, old in same.items()
-                if old is None
-            }
-            new = send_files(self._store, self._folder, folder, keys, self._sent, self._count_bytes)
-            files = [old or new[state] for state, old in same.items()]
-        except OSError as error:
-            log.info("checkpoint %d changed while it was uploaded: %s", step, error)
-            return False
-        if not self._unchanged(checkpoint):
-            log.info("checkpoint %d changed while it was uploaded; the next pass uploads it again", step)
-            return False
-        mark = checkpoint.mark
-        others = self._parts_of_others(index, folder, mark.parts if mark else 1)
+            with self._looking():
+                files = self._send(due, folder)
+        except (Changed, OSError) as error:
+            self._under_way = None
+            log.info("checkpoint %s changed while it was uploaded: %s", self._store.uri(folder), error)
+            return None
+        began = time.monotonic()
+        of_parts = folder_name(mark.step, claim) if mark and mark.parts > 1 else folder
+        others = self._parts_of_others(of_parts, mark.parts if mark else 1)
         if others is None:
+            self._under_way = None
             return False
         self._fence.hold()
         manifest = Manifest(
-            step=step,
-            time=now_text(),
-            attempt=self._fence.attempt,
-            entries=tuple(Entry(entry.name, entry.kind) for entry in checkpoint.entries),
-            files=united(tuple(files), others),
+            due.number,
+            due.step,
+            now_text(),
+            self._fence.attempt,
+            united(tuple(files), others),
+            *folders_and_links(picture.nodes),
+            new=new_names(picture.nodes, self._pictures.last),
             metric=mark.metric if mark else None,
             metric_mode=mark.metric_mode if mark else "max",
             claim=claim,
         )
         self._store.put_bytes(f"{folder}/{contract.MANIFEST_FILE}", manifest.to_json())
         index.manifests[folder] = manifest
-        index.torn.discard(folder)
-        self._done.update(checkpoint.files)
-        self._sent.forget(folder)
+        if newest:
+            self._pictures.taken(picture)
+            self._under_way = None
+        self._done = {node for node in self._done if self._nodes.get(node.path) == node}
+        self._done.update(node for node in picture.nodes.values() if node.kind == "file")
         self._tell_newest(index.newest_first()[0])
         log.info(
             "uploaded checkpoint %s (%d bytes, %.1f s)",
@@ -250,76 +298,52 @@ class CheckpointUploader:
             manifest.size,
             time.monotonic() - started,
         )
-        if self._fill:
-            self._fill.offer(step, list(map(Uploaded, checkpoint.files, files)))
-        self._removal.note_uploaded(manifest)
+        self._removal.note_uploaded(index, manifest, of_parts=mark is not None and mark.parts > 1)
+        self._rest_after(time.monotonic() - began)
         return True
 
-    def _parts_of_others(self, index: CheckpointIndex, folder: str, parts: int) -> list[Manifest] | None:
+    def _rest_after(self, seconds: float) -> None:
+        if seconds >= COSTLY_SECONDS:
+            self._not_before = max(self._not_before, time.monotonic() + REST * seconds)
+
+    def _send(self, due: _Due, folder: str) -> list[StoredFile]:
+        """Send the files of a picture that the bucket does not have; return all. Raises Changed, OSError, S3Error."""
+        nodes = [node for node in due.picture.nodes.values() if node.kind == "file"]
+        known = {node: stored for node in nodes if (stored := self._sent.get(node))}
+        last = self._pictures.last
+        lacking = [
+            node
+            for node in nodes
+            # Of another job's snapshot, the bucket does not have what the program has overwritten.
+            if node not in known and (node != last.get(node.path) or node == self._nodes.get(node.path))
+        ]
+        keys = keys_of(
+            lacking, folder, due.saved if due.alone else None, self._sent.keys() if lacking else set()
+        )
+        files = [*known.values(), *self._sent.send(keys, self._store.uri(folder))]
+        tops = {path for path in due.picture.nodes if "/" not in path}
+        files += [file for file in self._on_demand if file.path.partition("/")[0] in tops]
+        return sorted(files, key=lambda file: file.path)
+
+    def _parts_of_others(self, folder: str, parts: int) -> list[Manifest] | None:
         """Return the part manifests of the other pods; None until all of them are there."""
-        self._lacking = ""
         if parts == 1:
             return []
         found = read_parts(self._store, folder)
         if len(found) < parts - 1:
-            index.torn.discard(folder)  # A removal would take the parts that others are uploading.
             self._lacking = f"checkpoint {self._store.uri(folder)} has {len(found) + 1} of {parts} parts"
             return None
-        # Parts of older checkpoints that this pod has skipped.
-        step, claim = step_and_claim(folder) or (0, 0)
-        of_claim = [f for f in self._store.folders() if _claim_of(f) == claim]
-        index.torn |= {
-            f for f in of_claim if f not in index.manifests and (step_and_claim(f) or (step,))[0] < step
-        }
         return found
 
-    def _same(self, old: StoredFile | None, state: FileState) -> StoredFile | None:
-        """Return the file that the present manifest names, if its content is the same. Raises OSError."""
-        same = old and old.size == state.size and old.sha256 == sha256_of(self._folder / state.path)
-        return old if same else None
-
-    def _unchanged(self, checkpoint: LocalCheckpoint) -> bool:
-        return all(
-            (now := read_entry(self._folder, entry.name)) is not None and now.files == entry.files
-            for entry in checkpoint.entries
-        )
-
     def _tell_newest(self, manifest: Manifest) -> None:
+        found: contract.CheckpointRef = {"time": manifest.time, "uri": self._store.uri(manifest.folder)}
+        if manifest.step is not None:
+            found["step"] = manifest.step
+        if manifest.new:
+            found["new"] = list(manifest.new)
         with self._lock:
-            self._newest = {
-                "step": manifest.step,
-                "time": manifest.time,
-                "uri": self._store.uri(manifest.folder),
-            }
+            self._newest = found
 
     def _count_bytes(self, amount: int) -> None:
         with self._lock:
             self.bytes_uploaded += amount
-
-
-def _candidate(checkpoint: LocalCheckpoint, claim: int) -> Candidate:
-    mark, time = checkpoint.mark, max(file.changed_ns for file in checkpoint.files) / 1e9
-    if mark is None:
-        return Candidate(claim, checkpoint.step, time=time)
-    return Candidate(claim, checkpoint.step, mark.metric, mark.metric_mode, time)
-
-
-def _key_of(checkpoint: LocalCheckpoint, path: str) -> str:
-    """Return the key below the checkpoint's folder: without the directory's name where it is the only entry."""
-    only = checkpoint.entries[0] if len(checkpoint.entries) == 1 else None
-    if only and only.kind == "directory":
-        return PurePosixPath(path).relative_to(only.name).as_posix()
-    return path
-
-
-def _free_key(key: str, taken: set[str]) -> str:
-    """Return a key that the present manifest does not use: its checkpoint stays whole until the next manifest."""
-    free, revision = key, 2
-    while free in taken or free == contract.MANIFEST_FILE:
-        free, revision = f"r{revision}/{key}", revision + 1
-    return free
-
-
-def _claim_of(folder: str) -> int | None:
-    found = step_and_claim(folder)
-    return found[1] if found else None

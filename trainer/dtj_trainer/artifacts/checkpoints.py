@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, Mark, read_entries, read_mark
-from dtj_trainer.artifacts.retention import Candidate, kept
+from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, Mark, prune, saved_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -108,18 +107,17 @@ def save(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(parent / str(step))) from error
         raise
     if not os.environ.get(contract.ENV_ARTIFACTS_URI):
-        _prune()  # With a bucket, dtj-launch prunes after it has uploaded the checkpoints that stay.
+        prune(
+            parent, saved_folders(parent), keep_from_environment()
+        )  # With a bucket, dtj-launch prunes after it has uploaded the checkpoints that stay.
     return target
 
 
 def saved() -> list[SavedCheckpoint]:
     """Complete checkpoints made by `save`, the oldest first."""
-    found = [
-        SavedCheckpoint(entry.mark.step, folder() / entry.name)
-        for entry in read_entries(folder())
-        if entry.mark
-    ]
-    return sorted(found)
+    return sorted(
+        SavedCheckpoint(mark.step, folder() / name) for name, mark in saved_folders(folder()).items()
+    )
 
 
 def newest() -> SavedCheckpoint | None:
@@ -196,15 +194,3 @@ def _flush_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _prune() -> None:
-    candidates = {
-        Candidate(1, mark.step, mark.metric, mark.metric_mode): checkpoint.path
-        for checkpoint in saved()
-        if (mark := read_mark(checkpoint.path))
-    }
-    keep = kept(candidates, keep_from_environment())
-    for candidate, path in candidates.items():
-        if candidate not in keep:
-            shutil.rmtree(path, ignore_errors=True)

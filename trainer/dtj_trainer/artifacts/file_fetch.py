@@ -1,14 +1,13 @@
-"""Brings files of checkpoints from the node's cache, other pods or the bucket, and verifies them by the manifest."""
+"""Brings files of checkpoints from other pods or the bucket, and verifies them by the manifest."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.arriving_file import ArrivingFile
-from dtj_trainer.artifacts.checkpoint_cache import BeingFetched
 from dtj_trainer.artifacts.manifest import StoredFile, fault_of
 from dtj_trainer.artifacts.s3 import Changed, DamagedObject, NoSuchKey
 from dtj_trainer.artifacts.small_files import SMALL_BYTES, at_once
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache
     from dtj_trainer.artifacts.offered_files import OfferedFiles
     from dtj_trainer.artifacts.peer_client import CheckpointPeers
     from dtj_trainer.artifacts.store import Store
@@ -29,61 +27,41 @@ log = logging.getLogger(__name__)
 class Near:
     """Where files may be nearer than in the bucket. None: the pod has no such place."""
 
-    cache: CheckpointCache | None = None
-    """The node's cache."""
     peers: CheckpointPeers | None = None
     offered: OfferedFiles | None = None
     """What this pod offers to the others."""
 
-    def for_checkpoint(self, size: int) -> Near:
-        """Return the places for a checkpoint of so many bytes: a cache does not take every size."""
-        return self if self.cache is None or self.cache.takes(size) else replace(self, cache=None)
-
     def __str__(self) -> str:
         """Say how many bytes came from near, for the log; empty without such a place."""
-        cached = [f"{self.cache.bytes_copied} of them from the node's cache"] if self.cache else []
-        given = [f"{self.peers.bytes_received} of them from other pods"] if self.peers else []
-        return ", ".join(cached + given)
+        return f"{self.peers.bytes_received} of them from other pods" if self.peers else ""
 
 
 def fetch_files(checkpoint: Store, files: Iterable[StoredFile], folder: Path, near: Near) -> str | None:
     """Bring files to their paths below `folder`; return a description of the first fault, or None.
 
-    Files that an interrupted call already fetched are not fetched again. Pods with one cache fetch different files at
-    a time: each goes to the next file while another fetches one. Raises S3Error and OSError.
+    Files that an interrupted call already fetched are not fetched again. Raises S3Error and OSError.
     """
     files = list(files)
-    small = [] if near.cache else [file for file in files if file.size < SMALL_BYTES]
+    small = [file for file in files if file.size < SMALL_BYTES]
     if len(small) > 1:
-        transfers = (partial(_fetch, checkpoint, file, folder / file.path, near, wait=True) for file in small)
+        transfers = (partial(_fetch, checkpoint, file, folder / file.path, near) for file in small)
         if fault := next(filter(None, at_once(transfers)), None):
             return fault
         files = [file for file in files if file.size >= SMALL_BYTES]
-    left: list[StoredFile] = []
     for file in near.peers.in_own_order(files) if near.peers else files:
-        try:
-            if fault := _fetch(checkpoint, file, folder / file.path, near, wait=False):
-                return fault
-        except BeingFetched:
-            left.append(file)
-    for file in left:
-        if fault := _fetch(checkpoint, file, folder / file.path, near, wait=True):
+        if fault := _fetch(checkpoint, file, folder / file.path, near):
             return fault
     return None
 
 
-def _fetch(checkpoint: Store, file: StoredFile, path: Path, near: Near, *, wait: bool) -> str | None:
+def _fetch(checkpoint: Store, file: StoredFile, path: Path, near: Near) -> str | None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and fault_of(path, file) is None:
         return None
-
-    def download() -> str | None:
-        if near.peers and near.peers.takes(file) and _arrived(checkpoint, file, path, near.peers):
-            return None
-        # Fetch a damaged file once more: the transfer may have damaged it.
-        return _downloaded(checkpoint, file, path) and _downloaded(checkpoint, file, path)
-
-    return near.cache.bring(file, path, download, wait=wait) if near.cache else download()
+    if near.peers and near.peers.takes(file) and _arrived(checkpoint, file, path, near.peers):
+        return None
+    # Fetch a damaged file once more: the transfer may have damaged it.
+    return _downloaded(checkpoint, file, path) and _downloaded(checkpoint, file, path)
 
 
 def _arrived(checkpoint: Store, file: StoredFile, path: Path, peers: CheckpointPeers) -> bool:

@@ -16,7 +16,8 @@ _DIGITS = re.compile(r"\d+")
 class Node:
     """A file, a folder or a link below the checkpoints folder. `path` is relative to the folder, with `/`.
 
-    `changed_ns`: the change time (ctime), which a program can't set. `target`: of a link.
+    `changed_ns`: the change time (ctime), which a program can't set. `mtime_ns`: the modification time. `target`: of
+    a link.
     """
 
     path: str
@@ -25,6 +26,7 @@ class Node:
     changed_ns: int = 0
     inode: int = 0
     target: str = ""
+    mtime_ns: int = 0
 
     def same(self, other: Node | None) -> bool:
         """Return whether the other node has the same content. Of a folder, only its existence is content."""
@@ -64,14 +66,42 @@ def is_below(path: str, roots: Set[str]) -> bool:
     return bool(roots) and (path in roots or any(folder in roots for folder in folders_of(path)))
 
 
+def is_inside(path: str, target: str) -> bool:
+    """Return whether a link with this path and target leads to a place in the checkpoints folder.
+
+    `..` may only come first: after the name of another link, `..` is the parent of what that link leads to.
+    """
+    parts = target.split("/")
+    above = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
+    return bool(target) and parts[0] != "" and above <= path.count("/") and ".." not in parts[above:]
+
+
 def _kind(name: str) -> str:
     return _DIGITS.sub("#", name)
 
 
-def place_of(path: str) -> tuple[str, str]:
+def _place_of(path: str) -> tuple[str, str]:
     """Return the folder of a path, and the kind of its name."""
     parent, _, name = path.rpartition("/")
     return parent, _kind(name)
+
+
+def elders_of(folders: Set[str], *looks: Mapping[str, Node]) -> dict[str, str]:
+    """Return the elder of each folder that has one: of those whose names are of the same kind, the newest before it.
+
+    looks: the nodes of looks, by path. The first that has a folder says how old the folder is.
+    """
+    found: dict[tuple[str, str], dict[str, int]] = {_place_of(folder): {} for folder in folders}
+    for nodes in looks if folders else ():
+        for path, node in nodes.items():
+            if node.kind == "directory" and (place := _place_of(path)) in found:
+                found[place].setdefault(path, node.changed_ns)
+    elders = {}
+    for folder in folders:
+        siblings = found[_place_of(folder)]
+        if older := [path for path, at in siblings.items() if at < siblings[folder]]:
+            elders[folder] = max(older, key=lambda path: siblings[path])
+    return elders
 
 
 def kinds_in(nodes: Mapping[str, Node], folders: Set[str]) -> dict[str, set[str]]:

@@ -1,18 +1,26 @@
-"""The manifest of a checkpoint. It is written last: files in the bucket are a checkpoint only with a manifest."""
+"""The manifest of a snapshot: what the checkpoints folder held at one moment, and where the bucket has it.
+
+A snapshot has a folder of its own in the bucket, named by its number, with the files that were new in the snapshot.
+The manifest is written last and never changes: files in the bucket are a snapshot only with a manifest. An unchanged
+file keeps the key that an earlier snapshot gave it, which may be of an earlier claim.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-EntryKind = Literal["file", "directory"]
+from dtj_trainer.artifacts.look import folders_of, is_inside
+
 MetricMode = Literal["max", "min"]
 
-VERSION = 1
-"""The version of new manifests, and the newest version that this release reads."""
+VERSION = 2
+"""The version of new manifests, and the newest version that this release reads. Version 1 had one checkpoint of the
+program, without links, empty folders and times; its keys were relative to its own folder."""
 _HASH_BLOCK_BYTES = 1024 * 1024
 
 
@@ -21,79 +29,117 @@ class ManifestError(ValueError):
 
 
 class NewerManifest(ManifestError):
-    """A manifest that a later release wrote. Its checkpoint may be intact."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One file or directory directly below the checkpoints folder, as the program wrote it."""
-
-    name: str
-    kind: EntryKind
+    """A manifest that a later release wrote. Its snapshot may be intact."""
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One file of a checkpoint.
+    """One file of a snapshot.
 
-    `path` is relative to the checkpoints folder, `key` to the checkpoint's prefix in the bucket,
-    `size` is in bytes, `sha256` in hexadecimal digits.
+    `path` is relative to the checkpoints folder, `key` to the checkpoints' prefix in the bucket, `size` is in bytes,
+    `sha256` in hexadecimal digits. `mtime_ns`: the modification time; 0 where version 1 does not have it.
     """
 
     path: str
     key: str
     size: int
     sha256: str
+    mtime_ns: int = 0
+
+
+@dataclass(frozen=True)
+class StoredFolder:
+    """A folder of a snapshot."""
+
+    path: str
+    mtime_ns: int = 0
+
+
+@dataclass(frozen=True)
+class StoredLink:
+    """A symbolic link of a snapshot; `target` is the text of the link."""
+
+    path: str
+    target: str
+    mtime_ns: int = 0
+
+
+StoredNode = StoredFile | StoredFolder | StoredLink
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A complete checkpoint in the bucket. `time` is RFC 3339 in UTC; `claim` is the number of its writer's claim."""
+    """A complete snapshot in the bucket.
 
-    step: int
+    `number`: orders the snapshots of a claim. `step`: of the training; None where nothing names the step. `time` is
+    RFC 3339 in UTC. `claim` is the number of its writer's claim. `new`: some of the newest names in the snapshot.
+    """
+
+    number: int
+    step: int | None
     time: str
     attempt: int
-    entries: tuple[Entry, ...]
     files: tuple[StoredFile, ...]
+    folders: tuple[StoredFolder, ...] = ()
+    links: tuple[StoredLink, ...] = ()
+    new: tuple[str, ...] = ()
     metric: float | None = None
     metric_mode: MetricMode = "max"
     claim: int = 1
+    version: int = VERSION
 
     @property
     def folder(self) -> str:
         """The folder's name below the checkpoints prefix."""
-        return folder_name(self.step, self.claim)
+        return folder_name(self.number, self.claim)
+
+    @property
+    def name(self) -> str:
+        """The step, or the number where nothing names the step, for messages."""
+        return str(self.number if self.step is None else self.step)
 
     @property
     def size(self) -> int:
         """Bytes of all files together."""
         return sum(file.size for file in self.files)
 
+    @property
+    def paths(self) -> set[str]:
+        """The paths of all files, folders and links."""
+        nodes: list[StoredNode] = [*self.files, *self.folders, *self.links]
+        return {node.path for node in nodes} | {folder for node in nodes for folder in folders_of(node.path)}
+
     def to_json(self) -> bytes:
         """Serialize the manifest as it is stored in the bucket."""
         content: dict[str, Any] = {
             "version": VERSION,
+            "number": self.number,
             "step": self.step,
             "time": self.time,
             "attempt": self.attempt,
             "claim": self.claim,
-            "entries": [{"name": entry.name, "kind": entry.kind} for entry in self.entries],
-            "files": [
-                {"path": file.path, "key": file.key, "size": file.size, "sha256": file.sha256}
-                for file in self.files
+            "new": self.new,
+            "entries": [
+                *([node.path, "directory", 0, node.mtime_ns] for node in self.folders),
+                *(
+                    [node.path, "file", node.size, node.mtime_ns, node.sha256, node.key]
+                    for node in self.files
+                ),
+                *([node.path, "link", 0, node.mtime_ns, node.target] for node in self.links),
             ],
         }
         if self.metric is not None:
             content["metric"] = self.metric
             content["metricMode"] = self.metric_mode
-        return json.dumps(content, indent=1).encode()
+        return json.dumps(content, separators=(",", ":")).encode()
 
     @staticmethod
-    def from_json(content: bytes) -> Manifest:
+    def from_json(content: bytes, folder: str = "") -> Manifest:
         """Read a manifest back.
 
-        Raises NewerManifest for a version above VERSION. Raises ManifestError for content that is not JSON, a missing
-        field or one of another type, a path outside the checkpoints folder, or a file that belongs to no entry.
+        folder: the name of the folder that has the manifest, which differs from that of the manifest where somebody
+        has copied the folder. Raises NewerManifest for a version above VERSION. Raises ManifestError for content that
+        is not JSON, a missing field or one of another type, or a path that leads out of the checkpoints folder.
         """
         try:
             read = json.loads(content)
@@ -102,48 +148,75 @@ class Manifest:
                 raise NewerManifest(
                     f"the manifest has version {version}, and this dtj_trainer reads versions up to {VERSION}"
                 )
+            number = int(read["step"] if version == 1 else read["number"])
             manifest = Manifest(
-                step=int(read["step"]),
+                number=number,
+                step=None if read["step"] is None else int(read["step"]),
                 time=str(read["time"]),
                 attempt=int(read["attempt"]),
-                entries=tuple(Entry(str(entry["name"]), _kind(entry["kind"])) for entry in read["entries"]),
-                files=tuple(
-                    StoredFile(str(file["path"]), str(file["key"]), int(file["size"]), str(file["sha256"]))
-                    for file in read["files"]
-                ),
+                files=(),
+                new=tuple(str(name) for name in read.get("new", ())),
                 metric=None if read.get("metric") is None else float(read["metric"]),
                 metric_mode=_mode(read.get("metricMode", "max")),
                 claim=int(read.get("claim", 1)),
+                version=version,
+            )
+            place = folder or manifest.folder
+            manifest = (
+                replace(manifest, files=tuple(_first_form(file, place) for file in read["files"]))
+                if version == 1
+                else _with_entries(manifest, read["entries"], place)
             )
         except ManifestError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError) as error:
             raise ManifestError(f"the manifest can't be read: {error!r}") from error
         _check_paths(manifest)
         return manifest
 
 
-def folder_name(step: int, claim: int) -> str:
+def _first_form(file: dict[str, Any], place: str) -> StoredFile:
+    key = f"{place}/{_key(file['key'])}"
+    return StoredFile(str(file["path"]), key, int(file["size"]), str(file["sha256"]))
+
+
+def _with_entries(manifest: Manifest, entries: Iterable[list[Any]], place: str) -> Manifest:
+    files, folders, links = [], [], []
+    own = f"{manifest.folder}/"
+    for path, kind, size, mtime_ns, *rest in entries:
+        if kind == "file":
+            key = _key(rest[1])
+            key = f"{place}/{key.removeprefix(own)}" if key.startswith(own) else key
+            files.append(StoredFile(str(path), key, int(size), str(rest[0]), int(mtime_ns)))
+        elif kind == "directory":
+            folders.append(StoredFolder(str(path), int(mtime_ns)))
+        elif kind == "link":
+            links.append(StoredLink(str(path), str(rest[0]), int(mtime_ns)))
+        else:
+            raise ValueError(f"unknown kind of entry {kind!r}")
+    return replace(manifest, files=tuple(files), folders=tuple(folders), links=tuple(links))
+
+
+def folder_name(number: int, claim: int) -> str:
     """Return `500` for the first claim and `500-2` for the second, so that no two writers share a folder."""
-    return str(step) if claim == 1 else f"{step}-{claim}"
+    return str(number) if claim == 1 else f"{number}-{claim}"
 
 
-def step_and_claim(folder: str) -> tuple[int, int] | None:
-    """Read step and claim from a checkpoint folder's name; None for the name of any other folder."""
-    step, dash, claim = folder.partition("-")
-    parts = [step, claim] if dash else [step]
+def number_and_claim(folder: str) -> tuple[int, int] | None:
+    """Read number and claim from a snapshot folder's name; None for the name of any other folder."""
+    number, dash, claim = folder.partition("-")
+    parts = [number, claim] if dash else [number]
     if not all(part.isascii() and part.isdecimal() for part in parts):
         return None
-    found = int(step), int(claim or 1)
+    found = int(number), int(claim or 1)
     return found if folder_name(*found) == folder else None
 
 
-def _kind(value: object) -> EntryKind:
-    if value == "file":
-        return "file"
-    if value == "directory":
-        return "directory"
-    raise ValueError(f"unknown kind of entry {value!r}")
+def _key(value: object) -> str:
+    key = str(value)
+    if not key or key.startswith("/") or ".." in key.split("/"):
+        raise ManifestError(f"the manifest names a key outside the checkpoints prefix: {key!r}")
+    return key
 
 
 def _mode(value: object) -> MetricMode:
@@ -155,17 +228,23 @@ def _mode(value: object) -> MetricMode:
 
 
 def _check_paths(manifest: Manifest) -> None:
-    kinds = {entry.name: entry.kind for entry in manifest.entries}
-    for name in kinds:
-        if name in {"", ".", ".."} or "/" in name:
-            raise ManifestError(f"the manifest names an impossible entry {name!r}")
-    for file in manifest.files:
-        parts = PurePosixPath(file.path).parts
-        if not parts or ".." in parts or parts[0] == "/" or ".." in PurePosixPath(file.key).parts:
-            raise ManifestError(f"the manifest names a file outside the checkpoints folder: {file.path!r}")
-        kind = kinds.get(parts[0])
-        if kind is None or (kind == "file") != (len(parts) == 1):
-            raise ManifestError(f"the manifest's file {file.path!r} belongs to none of its entries")
+    """Raise ManifestError unless a restore writes inside the checkpoints folder only."""
+    leaves: list[StoredNode] = [*manifest.files, *manifest.links]
+    taken = {node.path for node in leaves}
+    if len(taken) < len(leaves):
+        raise ManifestError("the manifest names a path twice")
+    for node in [*leaves, *manifest.folders]:
+        if str(PurePosixPath(node.path)) != node.path or node.path == "." or "\0" in node.path:
+            raise ManifestError(f"the manifest names an impossible path {node.path!r}")
+        if node.path.startswith("/") or ".." in node.path.split("/"):
+            raise ManifestError(f"the manifest names a path outside the checkpoints folder: {node.path!r}")
+        if parent := next((folder for folder in folders_of(node.path) if folder in taken), None):
+            raise ManifestError(f"the manifest names {node.path!r} below {parent!r}, which is no folder")
+    for link in manifest.links:
+        if not is_inside(link.path, link.target):
+            raise ManifestError(f"the manifest's link {link.path!r} leads out of the checkpoints folder")
+    if any(folder.path in taken for folder in manifest.folders):
+        raise ManifestError("the manifest names a path twice")
 
 
 def sha256_of(path: Path) -> str:

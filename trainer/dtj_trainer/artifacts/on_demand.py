@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import SYNC_TIMEOUT_SECONDS, retry_transient
-from dtj_trainer.artifacts.checkpoint_cache import cache_from_environment
 from dtj_trainer.artifacts.file_fetch import Near, fetch_files
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, RECORD_FILE, read_mark
 from dtj_trainer.artifacts.manifest import StoredFile
@@ -59,14 +58,15 @@ def on_demand_files(manifest: Manifest, arriving: Path) -> list[StoredFile]:
     ]
 
 
-def fault_in_bucket(checkpoint: Store, files: list[StoredFile]) -> str | None:
+def fault_in_bucket(store: Store, snapshot: str, files: list[StoredFile]) -> str | None:
     """Describe the first file that is not in the bucket with its size, or that a rank has found to be damaged.
 
-    Returns None if all are there. Raises S3Error.
+    store: the checkpoints' prefix. snapshot: the name of its folder. Returns None if all are there. Raises S3Error.
     """
-    sizes = {item.key: item.size for item in checkpoint.objects()} if files else {}
-    if DAMAGED_FILE in sizes:
-        return checkpoint.get_bytes(DAMAGED_FILE).decode(errors="replace")
+    folders = {snapshot, *(file.key.partition("/")[0] for file in files)} if files else ()
+    sizes = {item.key: item.size for folder in folders for item in store.objects(folder)}
+    if (damaged := f"{snapshot}/{DAMAGED_FILE}") in sizes:
+        return store.get_bytes(damaged).decode(errors="replace")
     for file in files:
         if (size := sizes.get(file.key)) is None:
             return f"{file.path} is missing in the bucket"
@@ -75,11 +75,12 @@ def fault_in_bucket(checkpoint: Store, files: list[StoredFile]) -> str | None:
     return None
 
 
-def write_records(checkpoint: Store, files: list[StoredFile], arriving: Path) -> None:
-    """Record in each directory of a checkpoint which of its files are in the bucket alone."""
+def write_records(store: Store, snapshot: str, files: list[StoredFile], arriving: Path) -> None:
+    """Record in each directory of a snapshot which of its files are in the bucket alone."""
     for name in {_place(file)[0] for file in files}:
         content = {
-            "uri": checkpoint.location.uri,
+            "uri": store.location.uri,
+            "snapshot": snapshot,
             "files": [asdict(file) for file in files if _place(file)[0] == name],
         }
         (arriving / name / RECORD_FILE).write_text(json.dumps(content))
@@ -87,15 +88,11 @@ def write_records(checkpoint: Store, files: list[StoredFile], arriving: Path) ->
 
 @dataclass(frozen=True)
 class InBucket:
-    """Files of a checkpoint by their names, and the URI of the checkpoint."""
+    """Files of a snapshot by their names, the URI of the checkpoints' prefix, and the snapshot's folder there."""
 
     uri: str
+    snapshot: str
     files: dict[str, StoredFile]
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files together."""
-        return sum(file.size for file in self.files.values())
 
 
 def in_bucket(folder: Path) -> InBucket:
@@ -103,9 +100,9 @@ def in_bucket(folder: Path) -> InBucket:
     try:
         content = json.loads((folder / RECORD_FILE).read_bytes())
     except FileNotFoundError:
-        return InBucket("", {})
+        return InBucket("", "", {})
     files = [StoredFile(**file) for file in content["files"]]
-    return InBucket(content["uri"], {_place(file)[1]: file for file in files})
+    return InBucket(content["uri"], content["snapshot"], {_place(file)[1]: file for file in files})
 
 
 def bring(folder: Path, names: Iterable[str]) -> None:
@@ -118,7 +115,7 @@ def bring(folder: Path, names: Iterable[str]) -> None:
     lacking = [name for name in names if name in record.files and not (folder / name).exists()]
     if not lacking:
         return
-    store, near = open_store(record.uri), _near().for_checkpoint(record.size)
+    store, near = open_store(record.uri), _near()
     for name in lacking:
         with _locked(folder / f"{name}.lock.tmp"):
             if (folder / name).exists():  # Another process of the pod has fetched it meanwhile.
@@ -128,20 +125,21 @@ def bring(folder: Path, names: Iterable[str]) -> None:
             arriving = folder / f"{name}.fetch.tmp"
             if fault := _fetched(store, file, arriving, near):
                 shutil.rmtree(arriving, ignore_errors=True)
-                store.put_bytes(DAMAGED_FILE, fault.encode())
+                store.put_bytes(f"{record.snapshot}/{DAMAGED_FILE}", fault.encode())
                 raise S3Error(
-                    f"checkpoint {record.uri}: {fault}; the next attempt goes on from the checkpoint before",
+                    f"checkpoint {store.uri(record.snapshot)}: {fault}; the next attempt goes on from the "
+                    "checkpoint before",
                     transient=False,
                 )
             (arriving / file.path).rename(folder / name)
             shutil.rmtree(arriving, ignore_errors=True)
-    log.info("fetched %d files of checkpoint %s", len(lacking), record.uri)
+    log.info("fetched %d files of checkpoint %s", len(lacking), store.uri(record.snapshot))
 
 
 def _near() -> Near:
     hosts = peers_from_environment()
     # All pods have started: the training has begun.
-    return Near(cache_from_environment(), CheckpointPeers(hosts, patience=0) if hosts else None)
+    return Near(CheckpointPeers(hosts, patience=0) if hosts else None)
 
 
 def _fetched(store: Store, file: StoredFile, folder: Path, near: Near) -> str | None:

@@ -8,9 +8,9 @@ the rules follow from what every way has in common: a save ends, and nothing cha
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from dtj_trainer.artifacts.look import SECOND, Look, Node, folders_of, is_below, kinds_in, place_of
+from dtj_trainer.artifacts.look import SECOND, Look, Node, elders_of, folders_of, is_below, kinds_in
 
 SHORT_SETTLE = 1 * SECOND
 """How long nothing may change where the program's own operations show that files are complete."""
@@ -29,11 +29,12 @@ BUSY_CHANGES, BUSY_WITHIN, BUSY_EVERY = 4, 30 * SECOND, 15 * SECOND
 @dataclass(frozen=True)
 class Picture:
     """The content of the folder at one moment, by path. `passed_over`: what has its stored content, or none, because
-    it stays unfinished.
+    it stays unfinished. `at_ns`: the time of the look that showed the content.
     """
 
     nodes: Mapping[str, Node]
     passed_over: tuple[str, ...] = ()
+    at_ns: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -76,17 +77,20 @@ NOTHING = Waits("nothing new is complete")
 class Pictures:
     """The looks at one folder, and the pictures that follow from them.
 
-    `settle_ns`: how long nothing may change before a picture is taken. `last`: the picture that a restore left.
+    `settle_ns`: how long nothing may change before a picture is taken. `last`: the picture that a restore left. The
+    bucket has the content of the last picture: call `taken` once it has that of a later one.
     """
 
     def __init__(self, settle_ns: int, last: Mapping[str, Node] | None = None) -> None:
         self._settle_ns = settle_ns
         self._last: Mapping[str, Node] = dict(last or {})
+        self._offered: Mapping[str, Node] = {}
+        """The content of the picture that `picture` returned last."""
         self._taken_ns = 0
         self._look = Look(0, self._last)
         self._tracks: dict[str, _Track] = {}
         self._removed: dict[str, int] = {}
-        """When nodes of the last picture vanished: the time of the look before."""
+        """When nodes of the last picture, or of the offered one, vanished: the time of the look before."""
         self._removed_ns = 0
         self._unquiet_since: int | None = None
         self._fewer_since: dict[str, int] = {}
@@ -95,9 +99,9 @@ class Pictures:
         """Take a look into account. Looks come in the order of their times."""
         before, self._look = self._look, look
         for path in before.nodes.keys() - look.nodes.keys():
-            if not self._busy(path, look.at_ns):
+            if not self._busy(path, look.at_ns) and path.partition("/")[0] not in before.steps:
                 self._removed_ns = look.at_ns
-            if path in self._last:
+            if path in self._last or path in self._offered:
                 self._removed[path] = before.at_ns
         for path in self._removed.keys() & look.nodes.keys():
             del self._removed[path]
@@ -113,9 +117,9 @@ class Pictures:
             self._unquiet_since = look.at_ns
 
     def taken(self, picture: Picture) -> None:
-        """Note that the picture is fixed: the next one needs something newer."""
-        self._last, self._taken_ns = picture.nodes, self._look.at_ns
-        self._removed = {}
+        """Note that the picture is stored: the next one needs something newer. Looks may have come meanwhile."""
+        self._last, self._taken_ns, self._offered = picture.nodes, picture.at_ns, {}
+        self._removed = {path: at for path, at in self._removed.items() if path in self._last}
         # A busy file stays known as one.
         nodes = self._look.nodes
         self._tracks = {
@@ -129,13 +133,21 @@ class Pictures:
 
         `ended`: the program ended by itself, with whatever exit code. `died_ns`: when the program was killed.
         """
-        if died_ns is not None:
-            return self._before_unfinished(died_ns)
+        found = self._before_unfinished(died_ns) if died_ns is not None else self._complete(ended=ended)
+        self._offered = found.nodes if isinstance(found, Picture) else {}
+        return found
+
+    @property
+    def last(self) -> Mapping[str, Node]:
+        """The content of the last picture."""
+        return self._last
+
+    def _complete(self, *, ended: bool) -> Picture | Waits:
         over = {path for path in self._new(files=True) if self._look.archives.get(path) is False}
         if not ended:
             waits, over = self._unfinished(over)
             if waits:
-                return waits
+                return self._new_save() or waits
         return self._without(over, busy_too=ended)
 
     # --- while the program runs -----------------------------------------------------------------
@@ -167,6 +179,16 @@ class Pictures:
             if now - changed_ns < FEWER_LIMIT and now - self._fewer_since[folder] < FEWER_AT_MOST:
                 return Waits("the folder has fewer kinds of files than the one before", folder), over
         return None, over
+
+    def _new_save(self) -> Picture | None:
+        """Return the picture in which only the newest folder of `save` is new, if that is new: it is complete."""
+        steps = self._look.steps
+        newest = max(steps, key=lambda name: steps[name], default="")
+        if not any(is_below(path, {newest}) for path in self._new(files=True)):
+            return None
+        nodes = {path: node for path, node in self._last.items() if not is_below(path, steps.keys())}
+        nodes |= {path: node for path, node in self._look.nodes.items() if is_below(path, {newest})}
+        return Picture(nodes, at_ns=self._look.at_ns)
 
     def _changing(self, now: int, settle_ns: int, over: Set[str] = frozenset()) -> Waits | None:
         """Return why the moment is not quiet; None if it is."""
@@ -220,25 +242,18 @@ class Pictures:
         changed = {
             folder: at for folder, at in changed.items() if folder.partition("/")[0] not in self._look.steps
         }
-        elders = self._elders(changed.keys() - self._last.keys())
-        before = kinds_in(self._last, {elders.get(folder, folder) for folder in changed})
-        now = kinds_in(self._look.nodes, changed.keys())
+        elders = elders_of(changed.keys() - self._last.keys(), self._last, self._look.nodes)
+        elder_or_itself = {elders.get(folder, folder) for folder in changed}
+        before, now = (
+            kinds_in(self._last, elder_or_itself),
+            kinds_in(self._look.nodes, elder_or_itself | changed.keys()),
+        )
         return {
             folder: at
             for folder, at in changed.items()
-            if len(now[folder]) < len(before[elders.get(folder, folder)])
+            if len(now[folder])
+            < len(before[folder] if folder not in elders else before[elders[folder]] | now[elders[folder]])
         }
-
-    def _elders(self, folders: Set[str]) -> dict[str, str]:
-        """Return the elder of each new folder: the newest of the last picture whose name is of the same kind."""
-        if not folders:
-            return {}
-        newest: dict[tuple[str, str], Node] = {}
-        for node in self._last.values():
-            if node.kind == "directory":
-                place = place_of(node.path)
-                newest[place] = max(newest.get(place, node), node, key=lambda each: each.changed_ns)
-        return {folder: newest[place].path for folder in folders if (place := place_of(folder)) in newest}
 
     # --- after a kill ----------------------------------------------------------------------------
 
@@ -273,7 +288,7 @@ class Pictures:
         if whole is not None or self._renamed(path):
             return whole is False
         closed = self._tracks[path].closed_since
-        return closed is None or closed > died_ns - self._settle_ns
+        return closed is None or closed >= died_ns - self._settle_ns
 
     def _began(self, roots: set[str]) -> int | None:
         """Return a time before the first difference of files and folders from the last picture; None without any."""
@@ -307,7 +322,7 @@ class Pictures:
         new = any(
             node.kind != "directory" and not node.same(self._last.get(path)) for path, node in nodes.items()
         )
-        return Picture(nodes, passed_over) if new else NOTHING
+        return Picture(nodes, passed_over, self._look.at_ns) if new else NOTHING
 
     def _new(self, *, files: bool = False) -> Iterator[str]:
         """Yield the paths that differ from the last picture."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import Deadline, retry_transient
-from dtj_trainer.artifacts.cache_fill import CacheFill
 from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_parts import PartUploader
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
@@ -48,8 +47,6 @@ FOLDERS = (
     contract.RUN,
 )
 
-FILL_SECONDS = 5.0
-"""How long a pod waits at its end for the copy of its last checkpoint in the node's cache."""
 CLAIM_KEYS = {"primary": contract.CLAIM_FILE, "evaluator": contract.EVALUATOR_CLAIM_FILE}
 """The evaluator restarts alone, so that its attempts differ from the chief's."""
 
@@ -93,7 +90,6 @@ class PodSync:
         """Names that were restored, on a pod that uploads no checkpoints."""
         self._warned = False
         self._server: PeerServer | None = None
-        self._fill: CacheFill | None = None
 
     def make_folders(self) -> None:
         """Create the workspace's folders."""
@@ -126,6 +122,7 @@ class PodSync:
                     settings.root / contract.CHECKPOINTS,
                     settings.resume,
                     near,
+                    kept=lambda index: index.kept(settings.keep, settings.keep_every),
                 )
             if metrics := METRICS_KEYS.get(settings.part):
                 path, resumes = settings.root / contract.METRICS_FILE, settings.resume != RESUME_NEVER
@@ -146,17 +143,17 @@ class PodSync:
 
     def _near(self) -> Near:
         """Return where files of checkpoints may be. The job's other pods may read them here from now on."""
-        cache, hosts = self._settings.cache, self._settings.peers
+        hosts = self._settings.peers
         if hosts is None:
-            return Near(cache)
+            return Near()
         if self._server is None:
             try:
                 self._server = PeerServer(hosts)
             except OSError as error:  # For example another pod in the host's network.
                 log.warning("no files of checkpoints from other pods: port %d: %s", hosts.port, error)
-                return Near(cache)
+                return Near()
             self._server.start()
-        return Near(cache, CheckpointPeers(hosts), self._server.files)
+        return Near(CheckpointPeers(hosts), self._server.files)
 
     def _restore_tracking(self, store: Store) -> None:
         """Restore tracking.json. All attempts of a job belong to one run, also attempts that train from step 0."""
@@ -171,8 +168,6 @@ class PodSync:
         if self._store is None:
             return
         settings, root, fence = self._settings, self._settings.root, self._fence
-        if settings.cache:
-            self._fill = CacheFill(settings.cache, root / contract.CHECKPOINTS)
         files = PodFiles(
             root, settings.config_dir, settings.part, settings.attempt, settings.log_names, settings.pod
         )
@@ -188,7 +183,6 @@ class PodSync:
                 settle_seconds=settings.settle_seconds,
                 step_at=self._step_at,
                 program_runs=lambda: not self._died and self._programs_run(),
-                fill=self._fill,
             )
             if self._restored:
                 self._checkpoints.note_restored(self._restored.manifest, own=self._restored.own)
@@ -217,7 +211,6 @@ class PodSync:
             attempt=settings.attempt,
             keep=settings.keep,
             pod=socket.gethostname(),
-            fill=self._fill,
         )
         if self._restored:
             self._known = {path.name for path in folder.iterdir()}
@@ -277,8 +270,6 @@ class PodSync:
             raise self.superseded
         if errors:
             raise errors[0]
-        if self._fill:
-            self._fill.finish(min(FILL_SECONDS, deadline.left()))
 
     def record_success(self, by: str, report: contract.Report) -> bool:
         """Record the job's success as the pod that decides it, `<role>-<index>`; return whether the bucket has it."""

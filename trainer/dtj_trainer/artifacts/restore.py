@@ -1,57 +1,69 @@
-"""Restores the newest good checkpoint from the bucket into the checkpoints folder."""
+"""Restores the newest good snapshot from the bucket into the checkpoints folder."""
 
 from __future__ import annotations
 
 import logging
-import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, age, read_index
-from dtj_trainer.artifacts.file_fetch import Near, fetch_files
-from dtj_trainer.artifacts.manifest import VERSION, Manifest, ManifestError
-from dtj_trainer.artifacts.on_demand import fault_in_bucket, marks, on_demand_files, write_records
-from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
+from dtj_trainer.artifacts.checkpoint_index import (
+    CheckpointIndex,
+    folders_newest_first,
+    read_index,
+    read_manifest,
+)
+from dtj_trainer.artifacts.manifest import VERSION, Manifest, ManifestError, NewerManifest
+from dtj_trainer.artifacts.put_back import NOWHERE, put_back, remove_others
+from dtj_trainer.artifacts.s3 import DamagedObject, NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
-from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, write_state
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from dtj_trainer.artifacts.file_fetch import Near
 
 log = logging.getLogger(__name__)
 
 RESUME_AUTO = "Auto"
 RESUME_NEVER = "Never"
 _TO_START_ANEW = "To start from 0 instead, set spec.artifacts.resume: Never"
-_NOWHERE = Near()
 
 
 class Restored(NamedTuple):
-    """A restored checkpoint, and its URI."""
+    """A restored snapshot, and its URI."""
 
     manifest: Manifest
     uri: str
     own: bool
-    """Whether the checkpoint is below the job's own prefix."""
+    """Whether the snapshot is below the job's own prefix."""
 
 
-def restore(own: Store, folder: Path, resume: str, near: Near = _NOWHERE) -> Restored | None:
-    """Restore the newest good checkpoint into `folder`; None when there is none and training starts from 0.
+def restore(
+    own: Store,
+    folder: Path,
+    resume: str,
+    near: Near = NOWHERE,
+    *,
+    kept: Callable[[CheckpointIndex], set[str]] | None = None,
+) -> Restored | None:
+    """Restore the newest good snapshot into `folder`; None when there is none and training starts from 0.
 
-    `resume` is `Auto` (the job's own checkpoints below `own`), `Never`, or the `s3://` prefix of another job's
-    checkpoints, which is used when the job has no checkpoint. Another job may remove its checkpoints at any time: all
-    files of those are brought at once. A torn or damaged checkpoint is skipped with a warning,
-    and the next older one is restored. Files that are in a place of `near` do not come from the bucket.
+    `resume` is `Auto` (the job's own snapshots below `own`), `Never`, or the `s3://` prefix of another job's
+    checkpoints, which is used when the job has none. Another job may remove its snapshots at any time: all files of
+    those are brought at once. A damaged snapshot is skipped with a warning, and the next older one among `kept` is
+    restored: a removal of an earlier attempt that is still under way takes nothing of those. Files that are in a
+    place of `near` do not come from the bucket.
 
-    Raises S3Error: the bucket can't be read; none of the existing checkpoints can be restored; or the other prefix
-    holds no good checkpoint.
+    Raises S3Error: the bucket can't be read; none of the existing snapshots can be restored; or the other prefix
+    holds no good snapshot.
     Raises ValueError: `resume` has another value.
     """
     if resume == RESUME_NEVER:
         log.info("resume is Never: training starts from 0")
         return None
     other = None if resume in {RESUME_AUTO, ""} else open_store(resume, received=own.received)
-    manifest = restore_newest(own, folder, near, whole=False)
+    manifest = _restore_newest(own, folder, near, whole=False, kept=kept)
     if manifest:
         return Restored(manifest, own.uri(manifest.folder), own=True)
     if other is None:
@@ -65,55 +77,66 @@ def _restore_other(other: Store, folder: Path, near: Near) -> Restored:
     if manifest:
         return Restored(manifest, other.location.uri, own=False)
     for store in (other, other.below(contract.CHECKPOINTS)):
-        manifest = restore_newest(store, folder, near)
+        manifest = _restore_newest(store, folder, near)
         if manifest:
             return Restored(manifest, store.uri(manifest.folder), own=False)
     raise S3Error(f"no complete checkpoint to resume from below {other.location.uri}", transient=False)
 
 
-def _restore_exactly(checkpoint: Store, folder: Path, near: Near) -> Manifest | None:
-    """Restore the checkpoint directly below the prefix; None when the prefix has no manifest of its own."""
+def _restore_exactly(snapshot: Store, folder: Path, near: Near) -> Manifest | None:
+    """Restore the snapshot directly below the prefix; None when the prefix has no manifest of its own."""
+    around, _, name = snapshot.location.prefix.rpartition("/")
     try:
-        manifest = Manifest.from_json(checkpoint.get_bytes(contract.MANIFEST_FILE))
+        content = snapshot.get_bytes(contract.MANIFEST_FILE)
+        manifest = Manifest.from_json(content, name)
     except NoSuchKey:
         return None
     except ManifestError as error:
-        raise S3Error(f"checkpoint {checkpoint.location.uri}: {error}", transient=False) from error
-    fault = fetch(checkpoint, manifest, folder, near)
+        raise S3Error(f"checkpoint {snapshot.location.uri}: {error}", transient=False) from error
+    store = snapshot.at(snapshot.location._replace(prefix=around))
+    fault = _put(store, manifest, folder, near, whole=True)
     if fault:
-        raise S3Error(f"checkpoint {checkpoint.location.uri}: {fault}", transient=False)
+        raise S3Error(f"checkpoint {snapshot.location.uri}: {fault}", transient=False)
     return manifest
 
 
-def restore_newest(
-    store: Store, folder: Path, near: Near = _NOWHERE, *, whole: bool = True
-) -> Manifest | None:
-    """Restore the newest checkpoint below a checkpoints prefix whose files match its manifest.
+def _put(store: Store, manifest: Manifest, folder: Path, near: Near, *, whole: bool) -> str | None:
+    fault = put_back(store, manifest, folder, near, whole=whole)
+    if fault is None:
+        remove_others(folder, manifest.paths)
+        size = ", ".join(filter(None, (f"{manifest.size} bytes", str(near))))
+        log.info("restored checkpoint %s (%s)", store.uri(manifest.folder), size)
+    return fault
 
-    `whole`: see `fetch`. Returns None when no upload below the prefix was ever completed. Raises S3Error when all
-    checkpoints are damaged, or when a later release wrote the newest one: training from 0 would replace them with new
-    checkpoints.
+
+def _restore_newest(
+    store: Store,
+    folder: Path,
+    near: Near,
+    *,
+    whole: bool = True,
+    kept: Callable[[CheckpointIndex], set[str]] | None = None,
+) -> Manifest | None:
+    """Restore the newest snapshot below a checkpoints prefix whose files match its manifest.
+
+    `whole`: see `put_back`. Returns None when no upload below the prefix was ever completed. Raises S3Error when all
+    snapshots are damaged, or when a later release wrote the newest one: training from 0 would replace them with new
+    ones.
     """
-    index = read_index(store, warn=True)
-    waiting = index.newest_first()
-    damaged = dict(index.damaged)
+    damaged: dict[str, str] = {}
     while True:
-        manifest = waiting.pop(0) if waiting else None
-        _refuse_newer(store, index, manifest)
-        if manifest is None:
+        found = _newest(store, damaged, kept)
+        if found is None:
             break
-        checkpoint = store.below(manifest.folder)
-        fault = fetch(checkpoint, manifest, folder, near, whole=whole)
+        fault = _put(store, found, folder, near, whole=whole)
         if fault is None:
-            size = ", ".join(filter(None, (f"{manifest.size} bytes", str(near))))
-            log.info("restored checkpoint %s (%s)", checkpoint.location.uri, size)
-            return manifest
-        now = read_index(store)
-        if now != index:  # Another process uploaded a newer checkpoint and removed this one.
-            index, waiting, damaged = now, now.newest_first(), dict(now.damaged)
+            return found
+        try:
+            read_manifest(store, found.folder)
+        except NoSuchKey:  # Another process uploaded a newer snapshot and removed this one.
             continue
-        damaged[manifest.folder] = fault
-        log.warning("checkpoint %s is damaged: %s; skipped", checkpoint.location.uri, fault)
+        damaged[found.folder] = fault
+        log.warning("checkpoint %s is damaged: %s; skipped", store.uri(found.folder), fault)
     if damaged:
         described = "; ".join(f"{folder}: {fault}" for folder, fault in list(damaged.items())[:3])
         raise S3Error(
@@ -124,64 +147,29 @@ def restore_newest(
     return None
 
 
-def _refuse_newer(store: Store, index: CheckpointIndex, manifest: Manifest | None) -> None:
-    """Raise S3Error when a later release wrote a checkpoint newer than `manifest` (None: any checkpoint)."""
-    after = [folder for folder, when in index.newer.items() if manifest is None or when > age(manifest)]
-    if after:
-        newest = max(after, key=lambda folder: index.newer[folder])
-        raise S3Error(
-            f"a newer release of dtj_trainer wrote the checkpoint {store.uri(newest)}: this release reads "
-            f"manifests up to version {VERSION}. Use an image with the newer release. {_TO_START_ANEW}",
-            transient=False,
-        )
-
-
-def fetch(
-    checkpoint: Store,
-    manifest: Manifest,
-    folder: Path,
-    near: Near = _NOWHERE,
-    *,
-    whole: bool = True,
-) -> str | None:
-    """Bring a checkpoint, verify it and move it into place; return a description of the fault, or None.
-
-    Unless it has to be `whole`, files that the program reads on demand stay in the bucket; see `on_demand`.
-    Files that an interrupted call already fetched are not fetched again. A program that reads `folder` meanwhile sees
-    complete files only, and sees TensorFlow's state file only after the files that the state file names.
-    """
-    arriving = folder / f".restore-{manifest.step}"
-    near = near.for_checkpoint(manifest.size)
-    if near.offered:
-        near.offered.offer(manifest, arriving, folder)
-    fault = (not whole and fetch_files(checkpoint, marks(manifest), arriving, near)) or None
-    later = [] if whole or fault else on_demand_files(manifest, arriving)
-    fault = fault or fault_in_bucket(checkpoint, later)
-    now = [file for file in manifest.files if file not in later]
-    if fault := fault or fetch_files(checkpoint, now, arriving, near):
-        shutil.rmtree(arriving, ignore_errors=True)
-        return fault
-    if later:
-        log.info("%d files stay in the bucket until the program reads them", len(later))
-        write_records(checkpoint, later, arriving)
-    names = [entry.name for entry in manifest.entries]
-    if write_state(arriving, names):
-        names.append(STATE_FILE)
-    for name in sorted(names, key=lambda name: name == STATE_FILE):
-        if (folder / name).is_dir() or (arriving / name).is_dir():
-            remove(folder / name)
-        (arriving / name).replace(folder / name)
-    shutil.rmtree(arriving, ignore_errors=True)
+def _newest(
+    store: Store, damaged: dict[str, str], kept: Callable[[CheckpointIndex], set[str]] | None
+) -> Manifest | None:
+    """Return the newest snapshot that is not among the damaged ones, and add those whose manifest is damaged."""
+    among = kept(read_index(store)) if damaged and kept else None
+    for folder in folders_newest_first(store):
+        if folder in damaged:
+            continue
+        try:
+            manifest = read_manifest(store, folder)
+        except NoSuchKey:  # Of an upload under way, or with files that other snapshots name.
+            continue
+        except NewerManifest as error:
+            raise S3Error(
+                f"a newer release of dtj_trainer wrote the checkpoint {store.uri(folder)}: this release reads "
+                f"manifests up to version {VERSION}. Use an image with the newer release. {_TO_START_ANEW}",
+                transient=False,
+            ) from error
+        except (ManifestError, DamagedObject) as error:
+            damaged[folder] = str(error)
+            log.warning("checkpoint %s is damaged: %s; skipped", store.uri(folder), error)
+            among = kept(read_index(store)) if kept else None
+            continue
+        if among is None or folder in among:
+            return manifest
     return None
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a directory if it exists. A reader sees all of a directory or nothing."""
-    if path.is_dir() and not path.is_symlink():
-        hidden = path.with_name(f".removed-{path.name}")
-        if hidden.exists():  # An interrupted call left the folder.
-            shutil.rmtree(hidden)
-        path.rename(hidden)
-        shutil.rmtree(hidden)
-    else:
-        path.unlink(missing_ok=True)

@@ -11,7 +11,6 @@ from dtj_trainer.artifacts.pace import BYTES_PER_SECOND
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache
     from dtj_trainer.artifacts.peer_hosts import PeerHosts
 
 
@@ -38,8 +37,6 @@ class SyncSettings:
     """The limit while the program runs; 0: no limit."""
     pod: str | None = None
     """`<role>-<index>` of a pod whose utilisation is sampled."""
-    cache: CheckpointCache | None = None
-    """The node's cache of checkpoints."""
     peers: PeerHosts | None = None
     """The pods that restore with this one; None: it is alone."""
     tracked: bool = False

@@ -56,8 +56,6 @@ ENV_DATA_CACHE = "DTJ_DATA_CACHE"
 """The folder of the job's `spec.data.cache`, in pods that read data; unset: the job has none."""
 ENV_DATA_CACHE_BYTES = "DTJ_DATA_CACHE_BYTES"
 """The number of bytes that the files in ENV_DATA_CACHE may have."""
-ENV_CHECKPOINT_CACHE = "DTJ_CHECKPOINT_CACHE"
-"""The folder of ENV_DATA_CACHE, where several pods share it: they keep files of restored checkpoints there, too."""
 ENV_RESTORE_PEERS = "DTJ_RESTORE_PEERS"
 """`true`, the default, or `false`: whether pods get files of a checkpoint from each other at a restore."""
 ENV_TRACKING_URI = "DTJ_TRACKING_URI"
@@ -282,11 +280,12 @@ class Progress(TypedDict, total=False):
 
 
 class CheckpointRef(TypedDict, total=False):
-    """The newest checkpoint that has a manifest in the bucket."""
+    """The newest snapshot that has a manifest in the bucket; `step`: if it is known; `new`: some of its newest names."""
 
     step: int
     time: str
     uri: str
+    new: list[str]
 
 
 class Artifacts(TypedDict, total=False):

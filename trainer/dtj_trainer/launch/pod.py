@@ -64,7 +64,6 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
         log_names=log_names,
         upload_bytes_per_second=settings.upload_bytes_per_second,
         pod=settings.pod.name,
-        cache=settings.checkpoint_cache,
         peers=settings.peers,
         tracked=tracked(settings, os.environ) is not None,
         history=settings.history,
@@ -222,7 +221,8 @@ class Pod:
         values |= {name: float(value) for name, value in named.items() if value is not None}
         checkpoint = artifacts.get("checkpoint")
         if checkpoint:
-            values["dtj_checkpoint_step"] = float(checkpoint["step"])
+            if "step" in checkpoint:
+                values["dtj_checkpoint_step"] = float(checkpoint["step"])
             values["dtj_checkpoint_timestamp_seconds"] = datetime.fromisoformat(
                 checkpoint["time"]
             ).timestamp()

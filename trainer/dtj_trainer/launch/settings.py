@@ -11,7 +11,6 @@ from typing import Literal, cast, get_args
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import SYNC_TIMEOUT_SECONDS
-from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache, cache_from_environment
 from dtj_trainer.artifacts.checkpoints import DEFAULT_KEEP
 from dtj_trainer.artifacts.pace import BYTES_PER_SECOND
 from dtj_trainer.artifacts.peer_hosts import PeerHosts, peers_from_environment
@@ -73,8 +72,6 @@ class Settings:
     local_workers: str | None
     """The common prefix of all workers' workspaces, if ranks are started on this machine without ssh."""
     ranks_by: RanksBy | None
-    checkpoint_cache: CheckpointCache | None = None
-    """The node's cache, if the pod has one."""
     peers: PeerHosts | None = None
     """The pods that restore with this one, if there are any."""
     history: contract.History | None = None
@@ -173,7 +170,6 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         raise SettingsError(f"{contract.ENV_RANKS_BY} must be mpi or gloo, not {ranks_by!r}")
     pod = _read_pod(environment)
     try:
-        checkpoint_cache = cache_from_environment(environment)
         peers = peers_from_environment(environment)
     except ValueError as error:
         raise SettingsError(str(error)) from error
@@ -212,7 +208,6 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         mpi_args=mpi_args,
         local_workers=environment.get(contract.ENV_LOCAL_WORKERS) or None,
         ranks_by=cast(RanksBy | None, ranks_by),
-        checkpoint_cache=checkpoint_cache,
         peers=peers,
         history=_read_history(environment),
     )

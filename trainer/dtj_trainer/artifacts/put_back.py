@@ -1,0 +1,185 @@
+"""Makes the checkpoints folder what a snapshot says: files, folders and links, with their modification times."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from dtj_trainer.artifacts.file_fetch import Near, fetch_files
+from dtj_trainer.artifacts.folder_looks import walk
+from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
+from dtj_trainer.artifacts.on_demand import fault_in_bucket, marks, on_demand_files, write_records
+from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, write_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Set
+    from pathlib import Path
+
+    from dtj_trainer.artifacts.manifest import Manifest, StoredFile, StoredNode
+    from dtj_trainer.artifacts.store import Store
+
+log = logging.getLogger(__name__)
+
+NOWHERE = Near()
+_IN_ORDER = 64
+"""So many of the newest files and folders have change times in the order of their modification times."""
+_ARRIVING, _REMOVED = ".restore-", ".removed-"
+
+
+def put_back(
+    store: Store,
+    manifest: Manifest,
+    folder: Path,
+    near: Near = NOWHERE,
+    *,
+    whole: bool = True,
+    present: Mapping[str, StoredFile] | None = None,
+) -> str | None:
+    """Bring a snapshot, verify it and move it into place; return a description of the first fault, or None.
+
+    store: the checkpoints' prefix. `whole`: without it, files that the program reads on demand stay in the bucket;
+    see `on_demand`. `present`: files of an earlier snapshot that this function brought, by path. What is present and
+    unchanged stays. Call `remove_others` to remove what the snapshot does not have.
+
+    Files that an interrupted call already fetched are not fetched again. A program that reads `folder` meanwhile sees
+    complete files only. Files and folders appear in the order of their times, the oldest first, and the change times
+    of the newest have that order, too: scripts choose by either. Raises S3Error and OSError.
+    """
+    arriving = folder / f"{_ARRIVING}{manifest.folder}"
+    arriving.mkdir(parents=True, exist_ok=True)
+    if near.offered:
+        near.offered.offer(manifest, arriving, folder)
+    stays = _staying(manifest, present or {}, folder)
+    fault = (not whole and fetch_files(store, marks(manifest), arriving, near)) or None
+    later = [] if whole or fault else on_demand_files(manifest, arriving)
+    fault = fault or fault_in_bucket(store, manifest.folder, later)
+    now = [file for file in manifest.files if file not in later and file.path not in stays]
+    if fault := fault or fetch_files(store, now, arriving, near):
+        shutil.rmtree(arriving, ignore_errors=True)
+        return fault
+    if later:
+        log.info("%d files stay in the bucket until the program reads them", len(later))
+        write_records(store, manifest.folder, later, arriving)
+    if manifest.version == 1:
+        write_state(arriving, [path for path in manifest.paths if "/" not in path])
+    _complete(manifest, arriving)
+    _move(arriving, folder)
+    shutil.rmtree(arriving, ignore_errors=True)
+    _set_times_in_order([node for node in _oldest_first(manifest) if node.path not in stays], folder)
+    return None
+
+
+def _set_times_in_order(nodes: list[StoredNode], folder: Path) -> None:
+    """Set the times of folders, which moves have changed, and of the newest nodes, each with a later change time.
+
+    The change times of a kernel may have ticks of some milliseconds, so that this is for the newest alone.
+    """
+    changed_ns = 0
+    for place, node in enumerate(nodes):
+        newest = place >= len(nodes) - _IN_ORDER
+        path = folder / node.path
+        if not node.mtime_ns or not (newest or _is_folder(path)) or not os.path.lexists(path):
+            continue
+        _set_time(path, node.mtime_ns)
+        while newest and path.lstat().st_ctime_ns <= changed_ns:
+            time.sleep(0.001)
+            _set_time(path, node.mtime_ns)
+        changed_ns = path.lstat().st_ctime_ns
+
+
+def _staying(manifest: Manifest, present: Mapping[str, StoredFile], folder: Path) -> set[str]:
+    """Return the paths of files that are in place. A folder of `checkpoints.save` stays as a whole, or not at all."""
+    stays = {file.path for file in manifest.files if _stays(file, present.get(file.path), folder)}
+    new = {file.path.partition("/")[0] for file in marks(manifest) if file.path not in stays}
+    return {path for path in stays if path.partition("/")[0] not in new}
+
+
+def _stays(file: StoredFile, before: StoredFile | None, folder: Path) -> bool:
+    if before is None or (before.size, before.sha256, before.mtime_ns) != (
+        file.size,
+        file.sha256,
+        file.mtime_ns,
+    ):
+        return False
+    try:
+        status = (folder / file.path).lstat()
+    except OSError:
+        return False
+    return (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
+
+
+def _complete(manifest: Manifest, arriving: Path) -> None:
+    """Add folders and links to the files that have arrived, and set all times, the oldest first."""
+    for folder in manifest.folders:
+        (arriving / folder.path).mkdir(parents=True, exist_ok=True)
+    for link in manifest.links:
+        path = arriving / link.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.symlink_to(link.target)
+    for node in _oldest_first(manifest):
+        if node.mtime_ns and os.path.lexists(arriving / node.path):
+            _set_time(arriving / node.path, node.mtime_ns)
+
+
+def _oldest_first(manifest: Manifest) -> list[StoredNode]:
+    nodes: list[StoredNode] = [*manifest.files, *manifest.folders, *manifest.links]
+    return sorted(nodes, key=lambda node: (node.mtime_ns, node.path))
+
+
+def _set_time(path: Path, mtime_ns: int) -> None:
+    os.utime(path, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
+
+
+def _move(arriving: Path, folder: Path) -> None:
+    """Rename everything below a folder into another one, the oldest first; a new folder with all that is in it."""
+    units = [
+        (source.lstat().st_mtime_ns, source.name == STATE_FILE, source)
+        for source in _units(arriving, folder, "")
+    ]
+    for _, _, source in sorted(units):
+        target = folder / source.relative_to(arriving)
+        if _is_folder(source) or _is_folder(target):
+            remove(target)
+        source.rename(target)
+
+
+def _units(arriving: Path, folder: Path, below: str) -> Iterator[Path]:
+    for source in (arriving / below).iterdir():
+        path = f"{below}{source.name}"
+        merges = _is_folder(source) and _is_folder(folder / path)
+        if merges and not (source / MARK_FILE).exists():
+            yield from _units(arriving, folder, f"{path}/")
+        else:
+            yield source
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def remove_others(folder: Path, wanted: Set[str]) -> None:
+    """Remove what belongs to a picture and is not among the wanted paths, and what interrupted restores left."""
+    for left in (*folder.glob(f"{_ARRIVING}*"), *folder.glob(f"{_REMOVED}*")):
+        shutil.rmtree(left, ignore_errors=True)
+    for node in list(walk(folder)):
+        if node.path not in wanted:
+            try:
+                remove(folder / node.path)
+            except OSError as error:  # For example a mounted volume.
+                log.warning("checkpoints/%s is not part of the checkpoint, and stays: %s", node.path, error)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a directory if it exists. A reader sees all of a directory or nothing."""
+    if _is_folder(path):
+        hidden = path.with_name(f"{_REMOVED}{path.name}")
+        if hidden.exists():  # An interrupted call left the folder.
+            shutil.rmtree(hidden)
+        path.rename(hidden)
+        shutil.rmtree(hidden)
+    else:
+        path.unlink(missing_ok=True)

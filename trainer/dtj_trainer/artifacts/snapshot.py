@@ -1,0 +1,121 @@
+"""The names of a snapshot: its number, its step, its keys in the bucket, and what is new in it. Pure functions."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts.checkpoint_index import candidate_of
+from dtj_trainer.artifacts.look import folders_of
+from dtj_trainer.artifacts.manifest import StoredFolder, StoredLink
+from dtj_trainer.artifacts.retention import Candidate, kept
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Set
+
+    from dtj_trainer.artifacts.local_checkpoints import Mark
+    from dtj_trainer.artifacts.look import Node
+    from dtj_trainer.artifacts.manifest import Manifest
+
+_INDEX = re.compile(r"-(\d{1,18})\.index$")
+_MOST_KEY_BYTES = 800
+"""A key has at most 1,024 bytes in S3, those of the job's prefix among them."""
+_NEW_NAMES = 3
+
+
+def new_number(step: int | None, claim: int, manifests: Iterable[Manifest]) -> int:
+    """Return the number of the next snapshot: the step, unless that would not come after the claim's last number."""
+    manifests = list(manifests)
+    last = max((manifest.number for manifest in manifests if manifest.claim == claim), default=-1)
+    if step is not None and step > last:
+        return step
+    if last < 0:  # The numbers of an attempt without steps go on from those before.
+        last = max((manifest.number for manifest in manifests), default=0)
+    return last + 1
+
+
+def step_of_tensorflow(nodes: Mapping[str, Node]) -> int | None:
+    """Return the step in the name of the newest checkpoint that TensorFlow wrote, `NAME-<step>.index`."""
+    found = [
+        (node.changed_ns, int(match[1]))
+        for path, node in nodes.items()
+        if (match := _INDEX.search(path)) and f"{path.removesuffix('index')}data-00000-of-00001" in nodes
+    ]
+    return max(found)[1] if found else None
+
+
+def saves_to_keep(
+    saves: Mapping[str, tuple[Mark, float]],
+    claim: int,
+    manifests: Iterable[Manifest],
+    keep: int,
+    keep_every: float,
+) -> list[str]:
+    """Return the folders of `checkpoints.save` that retention would keep beside the snapshots, the newest first.
+
+    saves: marks and times (Unix seconds) of the folders that are in no snapshot. A folder whose number is taken is
+    left out.
+    """
+    stored = [candidate_of(manifest) for manifest in manifests]
+    taken = {candidate.number for candidate in stored if candidate.claim == claim}
+    found = {
+        Candidate(claim, mark.step, mark.metric, mark.metric_mode, at): name
+        for name, (mark, at) in saves.items()
+        if mark.step not in taken
+    }
+    keep_all = kept([*found, *stored], keep, keep_every)
+    return [found[candidate] for candidate in sorted(found.keys() & keep_all, reverse=True)]
+
+
+def new_names(nodes: Mapping[str, Node], before: Mapping[str, Node]) -> tuple[str, ...]:
+    """Return the newest of what is new: files, and folders that are new as a whole."""
+    newest: dict[str, int] = {}
+    for path, node in nodes.items():
+        if node.kind != "directory" and not node.same(before.get(path)):
+            name = next((folder for folder in folders_of(path) if folder not in before), path)
+            newest[name] = max(newest.get(name, 0), node.changed_ns)
+    return tuple(sorted(newest, key=lambda name: newest[name], reverse=True)[:_NEW_NAMES])
+
+
+def folders_and_links(nodes: Mapping[str, Node]) -> tuple[tuple[StoredFolder, ...], tuple[StoredLink, ...]]:
+    """Return what a manifest says of folders and links."""
+    folders = (node for node in nodes.values() if node.kind == "directory")
+    links = (node for node in nodes.values() if node.kind == "link")
+    return (
+        tuple(StoredFolder(node.path, node.mtime_ns) for node in folders),
+        tuple(StoredLink(node.path, node.target, node.mtime_ns) for node in links),
+    )
+
+
+def keys_of(nodes: Iterable[Node], folder: str, saved: str | None, taken: Set[str]) -> dict[Node, str]:
+    """Return a key for each file that is new in a snapshot.
+
+    folder: of the snapshot. saved: the folder of `checkpoints.save` that alone makes up the snapshot; its name is not
+    part of the keys. taken: keys that are in use.
+    """
+    keys: dict[Node, str] = {}
+    used = set(taken)
+    for node in nodes:
+        path = node.path.removeprefix(f"{saved}/") if saved else node.path
+        key, revision = f"{folder}/{_safe(path)}", 2
+        while key in used:
+            key, revision = f"{folder}/r{revision}/{_safe(path)}", revision + 1
+        used.add(key)
+        keys[node] = key
+    return keys
+
+
+def _safe(path: str) -> str:
+    """Return a path as a key: some names have a meaning here, and some are too much for stores or shells."""
+    first = path.partition("/")[0]
+    reserved = path in {contract.MANIFEST_FILE, "damaged.txt"} or first in {"pods", "parts", "named"}
+    odd = any(part in {"", ".", ".."} for part in path.split("/")) or any(
+        ord(character) < 32 or ord(character) == 127 or 0xD800 <= ord(character) < 0xE000
+        for character in path
+    )
+    content = path.encode(errors="surrogateescape")
+    if reserved or odd or len(content) > _MOST_KEY_BYTES:
+        return f"named/{hashlib.sha256(content).hexdigest()}"
+    return path
