@@ -280,7 +280,7 @@ class Progress(TypedDict, total=False):
 
 
 class CheckpointRef(TypedDict, total=False):
-    """The newest snapshot that has a manifest in the bucket; `step`: if it is known; `new`: some of its newest names."""
+    """The newest snapshot with a manifest in the bucket; `step`: if it is known; `new`: some of its newest names."""
 
     step: int
     time: str
