@@ -110,7 +110,7 @@ class Run:
         """Wait until the kernel's news of all that was written so far is read."""
         marker = self.folder / ".heard"
         marker.write_text("x")
-        watch = self._uploader._looks._watch
+        watch = self._uploader._pictures._looks._watch
         until(lambda: (seen := watch.last(marker.name)) and seen.what is not EventKind.WRITTEN, "the news")
         marker.unlink()
 

@@ -95,6 +95,23 @@ def test_a_look_knows_open_files_renames_archives_and_marks(tmp_path: Path, look
     assert looks.look().archives == {"torn.pt": True}
 
 
+def test_a_folder_that_is_made_anew_is_watched_again(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    looks = FolderLooks(folder)
+    looks.start()
+    looks.look()
+    folder.rmdir()
+    folder.mkdir()
+
+    def renamed() -> bool:
+        (folder / ".new").write_text("1")
+        (folder / ".new").rename(folder / "a")
+        return looks.look().renamed == {"a"}
+
+    until(renamed, "a rename is seen")
+
+
 def test_pictures_of_a_real_folder(tmp_path: Path, looks: FolderLooks) -> None:
     pictures = Pictures(5 * SECOND)
     pictures.see(looks.look())
@@ -119,8 +136,8 @@ def test_a_folder_that_vanishes_in_a_look_is_absent(
     (tmp_path / "a" / "x").touch()
     real = os.scandir
 
-    def gone(path: str) -> object:
-        if path.endswith("/a"):
+    def gone(path: Path) -> object:
+        if path.name == "a":
             raise FileNotFoundError(path)
         return real(path)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
 from dtj_trainer.artifacts.manifest import (
     Manifest,
     ManifestError,
@@ -67,17 +66,13 @@ def folders_newest_first(store: Store) -> list[str]:
 
 def candidate_of(manifest: Manifest) -> Candidate:
     """Return the manifest as a candidate for retention."""
-    tops = {path.partition("/")[0] for path in manifest.paths}
-    of_save = len(tops) == 1 and any(
-        file.path == f"{next(iter(tops))}/{MARK_FILE}" for file in manifest.files
-    )
     return Candidate(
         manifest.claim,
         manifest.number,
         manifest.metric,
         manifest.metric_mode,
         seconds_of(manifest.time),
-        whole=not of_save,
+        whole=not manifest.of_save,
     )
 
 

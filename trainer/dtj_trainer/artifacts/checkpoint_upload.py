@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,11 +14,11 @@ from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, read_index
 from dtj_trainer.artifacts.checkpoint_parts import Lateness, read_parts, united
 from dtj_trainer.artifacts.checkpoint_removal import CheckpointRemoval
 from dtj_trainer.artifacts.fence import Superseded
-from dtj_trainer.artifacts.folder_looks import FolderLooks
+from dtj_trainer.artifacts.folder_pictures import FolderPictures
 from dtj_trainer.artifacts.local_checkpoints import Mark, newest_of, prune
 from dtj_trainer.artifacts.look import is_below
 from dtj_trainer.artifacts.manifest import Manifest, StoredFile, folder_name
-from dtj_trainer.artifacts.picture import NOTHING, Picture, Pictures, Waits
+from dtj_trainer.artifacts.picture import NOTHING, Picture, Waits
 from dtj_trainer.artifacts.sent_files import Changed, SentFiles
 from dtj_trainer.artifacts.snapshot import (
     folders_and_links,
@@ -42,8 +41,6 @@ log = logging.getLogger(__name__)
 
 StepAt = Callable[[int], int | None]
 """The program's step at a time (wall clock, nanoseconds); None for a program that reports no steps."""
-LOOK_SECONDS = 1.0
-"""How often the folder is looked at while files are sent."""
 REST, COSTLY_SECONDS = 20, 0.1
 """After a picture that took COSTLY_SECONDS or more, without the time to send files, the next one waits for REST times
 what it took."""
@@ -90,12 +87,7 @@ class CheckpointUploader:
         self._fence = fence
         self._keep = keep
         self._keep_every = keep_every
-        self._settle_ns = int(settle_seconds * 1e9)
-        self._looks = FolderLooks(folder, program_runs)
-        self._program_runs = program_runs
-        self._pictures = Pictures(self._settle_ns)
-        self._nodes: dict[str, Node] = {}
-        """The content of the folder at the last look."""
+        self._pictures = FolderPictures(folder, settle_seconds, program_runs)
         self._step_at = step_at
         self._index: CheckpointIndex | None = None
         self._done: set[Node] = set()
@@ -106,6 +98,7 @@ class CheckpointUploader:
         self._removal = CheckpointRemoval(
             store, fence=fence, keep=keep, keep_every=keep_every, sent=self._sent
         )
+        self._unreadable: set[str] = set()
         self._under_way: _Due | None = None
         self._not_before = 0.0
         self._lacking = ""
@@ -123,19 +116,17 @@ class CheckpointUploader:
 
     def start(self) -> None:
         """Begin to watch the folder. Call it before the program writes there."""
-        self._looks.start()
+        self._pictures.start()
 
     def note_restored(self, manifest: Manifest, *, own: bool) -> None:
         """Take the folder as a restore of this snapshot left it. own: the snapshot is one of this job."""
-        nodes, paths = self._looks.look().nodes, manifest.paths
-        restored = {path: node for path, node in nodes.items() if path in paths}
-        self._pictures = Pictures(self._settle_ns, restored)
+        restored = self._pictures.begin_from(manifest.paths)
         self._done.update(node for node in restored.values() if node.kind == "file")
         if own:
             for file in manifest.files:
                 if (node := restored.get(file.path)) and node.size == file.size:
                     self._sent.add(node, file)
-            self._on_demand = tuple(file for file in manifest.files if file.path not in nodes)
+            self._on_demand = tuple(file for file in manifest.files if file.path not in restored)
             self._tell_newest(manifest)
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
@@ -155,14 +146,14 @@ class CheckpointUploader:
         over = ended or died_ns is not None
         while True:
             # Prune first: the disk must not fill up while uploads are slow or the bucket does not answer.
-            self._look(over=over)
-            if len(prune(self._folder, self._looks.marks, self._keep)) < len(self._looks.marks):
-                self._look(over=over)
+            self._pictures.look(over=over)
+            if len(prune(self._folder, self._pictures.marks, self._keep)) < len(self._pictures.marks):
+                self._pictures.look(over=over)
             index = self._loaded_index()
             self._store.uploads.abort_changed()
             found: Picture | Waits = Waits("the last picture was taken a moment ago")
             if self._under_way is None and (over or time.monotonic() >= self._not_before):
-                found = self._pictures.picture(ended=ended, died_ns=died_ns)
+                found = self._pictures.due(ended=ended, died_ns=died_ns)
             newest = self._under_way or (self._named(index, found) if isinstance(found, Picture) else None)
             # A checkpoint whose parts of other pods are late does not hold up the ones before.
             self._lacking = ""
@@ -183,31 +174,6 @@ class CheckpointUploader:
                 return over or found == NOTHING
             self._removal.prune(index)
 
-    def _look(self, *, over: bool = False) -> None:
-        with suppress(OSError):  # The program may have removed the folder.
-            look = self._looks.look()
-            # The death of a program closes files, before anybody tells of the death. Ask after the look.
-            if over or self._program_runs():
-                self._nodes = dict(look.nodes)
-                self._pictures.see(look)
-
-    @contextmanager
-    def _looking(self) -> Iterator[None]:
-        """Look at the folder from another thread, while this one sends files: a picture needs what happens now."""
-        over = threading.Event()
-
-        def look() -> None:
-            while not over.wait(LOOK_SECONDS):
-                self._look()
-
-        thread = threading.Thread(target=look, name="looks", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-
     def _loaded_index(self) -> CheckpointIndex:
         if self._index is None:
             # Check the claim: the index of a superseded attempt must not list snapshots of a later one for removal.
@@ -220,7 +186,7 @@ class CheckpointUploader:
     def _named(self, index: CheckpointIndex, picture: Picture) -> _Due:
         """Name the snapshot of a picture."""
         started, nodes = time.monotonic(), picture.nodes
-        marks = {name: mark for name, mark in self._looks.marks.items() if name in nodes}
+        marks = {name: mark for name, mark in self._pictures.marks.items() if name in nodes}
         saved = newest_of(marks)
         mark = marks[saved] if saved else None
         step = mark.step if mark else step_of_tensorflow(nodes)
@@ -229,22 +195,22 @@ class CheckpointUploader:
             step = self._step_at(max(node.changed_ns for node in new if node.kind != "directory"))
         number = new_number(step, self._fence.number, index.manifests.values())
         alone = saved is not None and all(is_below(path, {saved}) for path in nodes)
-        self._sent.keep_only([*self._nodes.values(), *self._pictures.last.values()])
+        self._sent.keep_only([*self._pictures.nodes.values(), *self._pictures.last.values()])
         self._rest_after(time.monotonic() - started)
         return _Due(picture, number, step, saved, mark, alone)
 
     def _older_saves(self, index: CheckpointIndex) -> Iterator[_Due]:
         """Yield the older folders of `save` that are to be kept and in no snapshot, the newest first."""
-        marks, claim = self._looks.marks, self._fence.number
+        marks, claim = self._pictures.marks, self._fence.number
         fresh: dict[str, int] = {}
-        for path, node in self._nodes.items() if len(marks) > 1 else ():
+        for path, node in self._pictures.nodes.items() if len(marks) > 1 else ():
             if node.kind == "file" and node not in self._done and (name := path.partition("/")[0]) in marks:
                 fresh[name] = max(fresh.get(name, 0), node.changed_ns)
         new = {name: (marks[name], at / 1e9) for name, at in fresh.items()}
         for name in saves_to_keep(new, claim, index.manifests.values(), self._keep, self._keep_every):
             if name != newest_of(marks):
                 picture = Picture(
-                    {path: node for path, node in self._nodes.items() if is_below(path, {name})}
+                    {path: node for path, node in self._pictures.nodes.items() if is_below(path, {name})}
                 )
                 yield _Due(picture, marks[name].step, marks[name].step, name, marks[name], alone=True)
 
@@ -259,8 +225,13 @@ class CheckpointUploader:
         folder = folder_name(due.number, claim)
         started = time.monotonic()
         try:
-            with self._looking():
+            with self._pictures.looking():
                 files = self._send(due, folder)
+        except PermissionError as error:
+            self._under_way = None
+            self._unreadable.add(str(error.filename))
+            log.warning("%s is not saved: %s", error.filename, error.strerror)
+            return None
         except (Changed, OSError) as error:
             self._under_way = None
             log.info("checkpoint %s changed while it was uploaded: %s", self._store.uri(folder), error)
@@ -289,7 +260,7 @@ class CheckpointUploader:
         if newest:
             self._pictures.taken(picture)
             self._under_way = None
-        self._done = {node for node in self._done if self._nodes.get(node.path) == node}
+        self._done = {node for node in self._done if self._pictures.nodes.get(node.path) == node}
         self._done.update(node for node in picture.nodes.values() if node.kind == "file")
         self._tell_newest(index.newest_first()[0])
         log.info(
@@ -315,7 +286,9 @@ class CheckpointUploader:
             node
             for node in nodes
             # Of another job's snapshot, the bucket does not have what the program has overwritten.
-            if node not in known and (node != last.get(node.path) or node == self._nodes.get(node.path))
+            if node not in known
+            and str(self._folder / node.path) not in self._unreadable
+            and (node != last.get(node.path) or node == self._pictures.nodes.get(node.path))
         ]
         keys = keys_of(
             lacking, folder, due.saved if due.alone else None, self._sent.keys() if lacking else set()

@@ -7,8 +7,8 @@ import logging
 import os
 import stat
 import time
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Literal
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts import zip_archives
@@ -19,10 +19,17 @@ from dtj_trainer.artifacts.open_files import held_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 _LEFT_OUT = (".tmp", ".part")
+_KINDS: dict[int, Literal["file", "directory", "link"]] = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "link",
+}
+_NO_NODES: Mapping[str, Node] = {}
 _OF_NFS = ".nfs"
 """How NFS names a file that is removed while a process has it open."""
 
@@ -51,17 +58,21 @@ class FolderLooks:
         What vanishes meanwhile is absent. Raises OSError if the folder can't be listed.
         """
         at_ns = time.time_ns()
-        nodes = {node.path: node for node in walk(self._folder, self._tell)}
+        device = self._folder.stat().st_dev
+        if self._watch.ended:  # The program has made the folder anew.
+            self._watch.start()
+        before = self._before
+        nodes = {node.path: node for node in walk(self._folder, self._tell, before=before)}
         changed = [
-            node for node in nodes.values() if node.kind == "file" and node != self._before.get(node.path)
+            node for path, node in nodes.items() if node is not before.get(path) and node.kind == "file"
         ]
         self._archives = {
-            path: whole for path, whole in self._archives.items() if nodes.get(path) == self._before[path]
+            path: whole for path, whole in self._archives.items() if nodes.get(path) is before[path]
         }
         self.marks = {
             name: mark
             for name, mark in self.marks.items()
-            if nodes.get(place := f"{name}/{MARK_FILE}") == self._before[place]
+            if nodes.get(place := f"{name}/{MARK_FILE}") is before[place]
         }
         for node in changed:
             whole = zip_archives.is_whole(self._folder / node.path)
@@ -73,7 +84,7 @@ class FolderLooks:
         self._before = nodes
         if changed or self._open:  # Of a file that does not change, it makes no difference.
             inodes = {node.inode for node in nodes.values()}
-            self._open = frozenset(held_open(self._folder.stat().st_dev) & inodes)
+            self._open = frozenset(held_open(device) & inodes)
         return Look(
             at_ns,
             nodes,
@@ -97,53 +108,83 @@ class FolderLooks:
 
 def is_left_out(name: str) -> bool:
     """Return whether a file of this name is never part of a picture."""
-    return name.endswith(_LEFT_OUT) or name.startswith(_OF_NFS) or ".tfevents." in name or name == RECORD_FILE
+    hidden = name[0] == "." and (name.startswith(_OF_NFS) or name == RECORD_FILE)
+    return hidden or name.endswith(_LEFT_OUT) or ".tfevents." in name
 
 
 def walk(
-    folder: Path, on_outside: Callable[[str, str], None] = lambda *_: None, *, below: str = ""
+    folder: Path,
+    on_outside: Callable[[str, str], None] = lambda *_: None,
+    *,
+    below: str = "",
+    before: Mapping[str, Node] = _NO_NODES,
 ) -> Iterator[Node]:
     """Yield what belongs to a picture of a folder; each folder before what is in it.
 
     on_outside: called with path and target of each link that leads out of the folder. below: the path of a folder,
-    of which alone the content is yielded. Raises OSError if the folder can't be listed.
+    of which alone the content is yielded. before: the nodes of an earlier walk; what has not changed is yielded again
+    as the same object. What can't be read is absent. Raises OSError if the folder itself can't be listed.
     """
-    yield from _walk(folder, os.fspath(folder / below), f"{below}/" if below else "", on_outside)
-
-
-def _walk(folder: Path, directory: str, below: str, on_outside: Callable[[str, str], None]) -> Iterator[Node]:
-    """Yield what is below a directory. below: the path of the directory in the folder, with a final `/`."""
-    try:
-        with os.scandir(directory) as listed:
-            found = sorted(listed, key=lambda each: each.name)
-    except OSError:
-        if not below:
-            raise
-        return
-    arriving = _names_in_bucket(directory) if any(each.name == RECORD_FILE for each in found) else ()
-    for each in found:
-        if is_left_out(each.name) or each.name in arriving:
-            continue
-        path = below + each.name
+    waiting = [f"{below}/" if below else ""]
+    while waiting:
+        parent = waiting.pop()
         try:
-            status = each.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        changed_ns, inode, mtime_ns = status.st_ctime_ns, status.st_ino, status.st_mtime_ns
-        if stat.S_ISDIR(status.st_mode):
-            if not each.name.startswith("."):
-                yield Node(path, "directory", 0, changed_ns, inode, mtime_ns=mtime_ns)
-                yield from _walk(folder, each.path, f"{path}/", on_outside)
-        elif stat.S_ISREG(status.st_mode):
-            yield Node(path, "file", status.st_size, changed_ns, inode, mtime_ns=mtime_ns)
-        elif stat.S_ISLNK(status.st_mode):
-            target = _target(folder, path)
-            if target is None:
+            listed = os.scandir(folder / parent)
+        except OSError:
+            if parent:
                 continue
-            if is_inside(path, target):
-                yield Node(path, "link", 0, changed_ns, inode, target, mtime_ns)
+            raise
+        with listed:
+            found = list(listed)
+        arriving = (
+            _names_in_bucket(folder / parent) if any(each.name == RECORD_FILE for each in found) else ()
+        )
+        for each in found:
+            name = each.name
+            if is_left_out(name) or name in arriving:
+                continue
+            path = parent + name
+            try:
+                status = each.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            old = before.get(path)
+            if old and old.changed_ns == status.st_ctime_ns and _is_same(old, status):
+                node = old
+            elif (made := _node(folder, path, status)) is not None:
+                node = made
             else:
-                on_outside(path, target)
+                continue
+            if node.kind == "directory":
+                if name[0] == ".":
+                    continue
+                waiting.append(f"{path}/")
+            elif node.kind == "link" and not is_inside(path, node.target):
+                on_outside(path, node.target)
+                continue
+            yield node
+
+
+def _is_same(node: Node, status: os.stat_result) -> bool:
+    """Return whether a node has this status, except for the time of its change."""
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+    size = status.st_size if kind == "file" else 0
+    return (node.inode, node.size, node.mtime_ns, node.kind) == (
+        status.st_ino,
+        size,
+        status.st_mtime_ns,
+        kind,
+    )
+
+
+def _node(folder: Path, path: str, status: os.stat_result) -> Node | None:
+    """Return the node of a path; None for a socket, a device or a link that vanished."""
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+    target = _target(folder, path) if kind == "link" else ""
+    if kind is None or target is None:
+        return None
+    size = status.st_size if kind == "file" else 0
+    return Node(path, kind, size, status.st_ctime_ns, status.st_ino, target, status.st_mtime_ns)
 
 
 def _target(folder: Path, path: str) -> str | None:
@@ -160,10 +201,10 @@ def _target(folder: Path, path: str) -> str | None:
     return target
 
 
-def _names_in_bucket(directory: str) -> set[str]:
+def _names_in_bucket(directory: Path) -> set[str]:
     """Return the names that a restore has left in the bucket: see `on_demand`."""
     try:
-        record = json.loads((Path(directory) / RECORD_FILE).read_bytes())
+        record = json.loads((directory / RECORD_FILE).read_bytes())
         return {PurePosixPath(file["path"]).name for file in record["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         return set()

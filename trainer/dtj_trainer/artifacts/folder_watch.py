@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MODIFY, _CLOSE_WRITE, _MOVED_TO = 0x2, 0x8, 0x80
-_CREATE, _MOVED_FROM, _DELETE, _OVERFLOW = 0x100, 0x40, 0x200, 0x4000
+_CREATE, _MOVED_FROM, _DELETE, _OVERFLOW, _IGNORED = 0x100, 0x40, 0x200, 0x4000, 0x8000
 _IS_DIRECTORY = 0x40000000
 _EVENT = struct.Struct("iIII")
 _READ_BYTES = 64 * 1024
@@ -47,9 +47,15 @@ class FolderWatch:
         self._folder = folder
         self._program_runs = program_runs
         self._seen: dict[str, EntryEvent] = {}
+        self.ended = False
+        """Whether the folder was removed."""
 
     def start(self) -> None:
-        """Watch the existing folder in the background. Without inotify, `last` always returns None."""
+        """Watch the existing folder in the background. Without inotify, `last` always returns None.
+
+        Call it again for a folder that was removed and made anew: the watch has ended with the former folder.
+        """
+        self._seen, self.ended = {}, False
         descriptor = _watch(self._folder)
         if descriptor is not None:
             threading.Thread(target=self._read, args=(descriptor,), name="watch", daemon=True).start()
@@ -67,6 +73,10 @@ class FolderWatch:
             if any(mask & _CLOSE_WRITE for mask, _ in events) and not self._program_runs():
                 closed = EventKind.CLOSED_AT_END
             for mask, name in events:
+                if mask & _IGNORED:  # The folder was removed.
+                    os.close(descriptor)
+                    self.ended = True
+                    return
                 self._note(mask, name, closed, now)
 
     def _note(self, mask: int, name: str, closed: EventKind, now: int) -> None:

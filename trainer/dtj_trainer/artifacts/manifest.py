@@ -11,9 +11,11 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
 from dtj_trainer.artifacts.look import folders_of, is_inside
 
 MetricMode = Literal["max", "min"]
@@ -102,6 +104,15 @@ class Manifest:
     def size(self) -> int:
         """Bytes of all files together."""
         return sum(file.size for file in self.files)
+
+    @cached_property
+    def of_save(self) -> bool:
+        """Whether a folder of `checkpoints.save` is all of it."""
+        first = next((file.path.partition("/")[0] for file in self.files), "")
+        nodes: list[StoredNode] = [*self.files, *self.folders, *self.links]
+        return f"{first}/{MARK_FILE}" in {file.path for file in self.files} and all(
+            node.path.partition("/")[0] == first for node in nodes
+        )
 
     @property
     def paths(self) -> set[str]:

@@ -1,0 +1,109 @@
+"""Takes pictures of a real folder while a program runs: looks at it, and has `picture` decide."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from dtj_trainer.artifacts.folder_looks import FolderLooks
+from dtj_trainer.artifacts.look import SECOND
+from dtj_trainer.artifacts.picture import Picture, Pictures, Waits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Set
+    from pathlib import Path
+
+    from dtj_trainer.artifacts.local_checkpoints import Mark
+    from dtj_trainer.artifacts.look import Node
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""How often the folder is looked at while files are sent."""
+TELL_AFTER = 600 * SECOND
+"""A folder that changes and has no picture for so long is told in the log, with what holds the picture up."""
+
+
+class FolderPictures:
+    """The pictures of one folder. For one thread; within `looking`, another one looks."""
+
+    def __init__(self, folder: Path, settle_seconds: float, program_runs: Callable[[], bool]) -> None:
+        """`program_runs`: whether the kernel has not begun to end the program, however late its end is reported."""
+        self._settle_ns = int(settle_seconds * SECOND)
+        self._program_runs = program_runs
+        self._looks = FolderLooks(folder, program_runs)
+        self._pictures = Pictures(self._settle_ns)
+        self._waits_since: int | None = None
+        self._at_ns = 0
+        self.nodes: Mapping[str, Node] = {}
+        """The content of the folder at the last look."""
+
+    def start(self) -> None:
+        """Watch the existing folder."""
+        self._looks.start()
+
+    @property
+    def marks(self) -> Mapping[str, Mark]:
+        """The marks of the folders of `checkpoints.save`, by the folders' names."""
+        return self._looks.marks
+
+    @property
+    def last(self) -> Mapping[str, Node]:
+        """The content of the last picture that was stored."""
+        return self._pictures.last
+
+    def begin_from(self, paths: Set[str]) -> Mapping[str, Node]:
+        """Take these paths of the folder, as they are now, as the last picture; return their nodes."""
+        nodes = self._looks.look().nodes
+        restored = {path: node for path, node in nodes.items() if path in paths}
+        self._pictures = Pictures(self._settle_ns, restored)
+        return restored
+
+    def look(self, *, over: bool = False) -> None:
+        """Look at the folder. over: the program has ended."""
+        with suppress(OSError):  # The program may have removed the folder.
+            look = self._looks.look()
+            # The death of a program closes files, before anybody tells of the death. Ask after the look.
+            if over or self._program_runs():
+                self.nodes, self._at_ns = look.nodes, look.at_ns
+                self._pictures.see(look)
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look at the folder from another thread, while this one sends files: a picture needs what happens now."""
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(LOOK_SECONDS):
+                self.look()
+
+        thread = threading.Thread(target=look, name="looks", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def due(self, *, ended: bool, died_ns: int | None) -> Picture | Waits:
+        """Return the picture that is due after the last look, if one is; see `Pictures.picture`."""
+        found = self._pictures.picture(ended=ended, died_ns=died_ns)
+        if isinstance(found, Picture) or not found.path:
+            self._waits_since = None
+            return found
+        if self._waits_since is None:
+            self._waits_since = self._at_ns
+        elif self._waits_since >= 0 and self._at_ns - self._waits_since >= TELL_AFTER:
+            self._waits_since = -1  # It is told once.
+            log.warning(
+                "no checkpoint for 10 minutes, although files change: %s: checkpoints/%s",
+                found.reason,
+                found.path,
+            )
+        return found
+
+    def taken(self, picture: Picture) -> None:
+        """Note that a picture is stored."""
+        self._pictures.taken(picture)
