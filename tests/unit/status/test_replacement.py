@@ -495,6 +495,23 @@ def test_the_job_waits_until_the_evaluator_has_seen_the_last_checkpoint() -> Non
     assert status["restarts"] == {"application": 0, "infrastructure": 0}
 
 
+def test_a_last_checkpoint_without_a_step_is_measured_too() -> None:
+    """Nothing says when the evaluator has seen it: it ends by itself, or after its time."""
+    checkpoint = {"uri": "s3://bucket/jobs/ml/x/checkpoints/7", "new": ["best.pt", "last.pt"]}
+    end = ended(CHIEF, 0, {"artifacts": {"checkpoint": checkpoint}, "exitCode": 0}, seconds=50)
+    life = ran()
+
+    status = lost(life, end, seconds=60)
+    assert (status["phase"], condition(status, "Running")["reason"]) == ("Running", "Evaluating")
+    assert "mnist-evaluator-0 has 300 s to see checkpoint 7" in condition(status, "Running")["message"]
+    assert status["artifacts"]["checkpoint"] == checkpoint
+    status = life.see(end, running(EVALUATOR), seconds=70, evaluation=ProgressStatus(step=300, accuracy=0.9))
+    assert condition(status, "Running")["reason"] == "Evaluating"
+
+    status = life.see(end, ended(EVALUATOR, 0), seconds=75)
+    assert status["phase"] == "Succeeded"
+
+
 def test_that_the_chief_left_nothing_is_still_told_when_only_the_evaluator_is_there() -> None:
     life = ran()
     nothing = {"artifacts": {"uri": "s3://bucket/jobs/ml/x"}, "exitCode": 0}
