@@ -82,7 +82,8 @@ class FolderLooks:
             if rest == MARK_FILE and (mark := read_mark(self._folder / name)):
                 self.marks[name] = mark
         self._before = nodes
-        if changed or self._open:  # Of a file that does not change, it makes no difference.
+        # Of a file that does not change, or that `save` has completed, it makes no difference.
+        if self._open or any(node.path.partition("/")[0] not in self.marks for node in changed):
             inodes = {node.inode for node in nodes.values()}
             self._open = frozenset(held_open(device) & inodes)
         return Look(
