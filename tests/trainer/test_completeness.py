@@ -149,7 +149,9 @@ def test_of_a_program_that_was_killed_counts_what_was_renamed_or_is_whole(tmp_pa
 
 
 def test_what_was_closed_a_while_before_the_kill_counts_and_what_the_kill_closed_does_not(run, monkeypatch):
-    monkeypatch.setattr(run._uploader, "_not_before", math.inf)  # No picture while the program runs.
+    monkeypatch.setattr(
+        run._uploader._pictures, "_not_before", math.inf
+    )  # No picture while the program runs.
     run.start("kept = open('ckpt-2.pt', 'w'); kept.write('half'); kept.flush()", WAITS)
     assert run.complete() == set()
     (run.folder / "ckpt-1.pt").write_text("x")
@@ -160,7 +162,7 @@ def test_what_was_closed_a_while_before_the_kill_counts_and_what_the_kill_closed
 
 
 def test_what_was_closed_before_something_torn_began_counts(run, monkeypatch):
-    monkeypatch.setattr(run._uploader, "_not_before", math.inf)
+    monkeypatch.setattr(run._uploader._pictures, "_not_before", math.inf)
     run.start(CLOSED, WAITS)
     run.complete()
     (run.folder / "ckpt-2.pt").write_text("x")

@@ -14,18 +14,27 @@ if TYPE_CHECKING:
     from io import FileIO
     from pathlib import Path
 
+_MOST_NAME_BYTES = 255
 _HASHED_BYTES = 2**22
 """Bytes hashed in one call, which releases Python's global lock."""
 
 
 def part_of(path: Path) -> Path:
     """Return the file that has the bytes of a file that arrives at `path`."""
-    return path.with_name(f"{path.name}.part")
+    return beside(path, "", ".part")
 
 
 def arrived_of(path: Path) -> Path:
     """Return the file whose size is the number of bytes that have arrived without a gap."""
-    return path.with_name(f".{path.name}.arrived.part")
+    return beside(path, ".", ".arrived.part")
+
+
+def beside(path: Path, prefix: str, suffix: str) -> Path:
+    """Return the path of a temporary file beside another. The name is of another kind where it would be too long."""
+    name = f"{prefix}{path.name}{suffix}"
+    if len(os.fsencode(name)) <= _MOST_NAME_BYTES:
+        return path.with_name(name)
+    return path.with_name(f"{prefix}{hashlib.sha256(os.fsencode(path.name)).hexdigest()}{suffix}")
 
 
 class ArrivingFile:

@@ -73,6 +73,7 @@ def candidate_of(manifest: Manifest) -> Candidate:
         manifest.metric_mode,
         seconds_of(manifest.time),
         whole=not manifest.of_save,
+        save=manifest.save,
     )
 
 

@@ -18,6 +18,7 @@ from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, prune, saved_fold
 from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, folder_name
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sent_files import Changed, SentFiles
+from dtj_trainer.artifacts.snapshot import keys_of
 from dtj_trainer.clock import now_text
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ class PartUploader:
         self._folder, self._job, self._store = folder, job, store
         self._claim_key, self._attempt, self._keep, self._pod = claim_key, attempt, keep, pod
         self._done: set[Node] = set()
+        self._keys: set[str] = set()
+        """All keys of this process: manifests may name them, also of a step that is saved again."""
         self._sent = SentFiles(store, folder, self._count_bytes)
         self._lock = threading.Lock()
         self.bytes_uploaded = 0
@@ -146,7 +149,8 @@ class PartUploader:
         if claim is None:
             return False
         folder = folder_name(step, claim)
-        keys = {node: f"{folder}/{PODS}/{self._pod}/{node.path.removeprefix(f'{name}/')}" for node in nodes}
+        keys = keys_of(nodes, f"{folder}/{PODS}/{self._pod}", name, self._keys)
+        self._keys.update(keys.values())
         files = tuple(self._sent.send(keys, self._store.uri(folder)))
         if self._claim() != claim:
             return False

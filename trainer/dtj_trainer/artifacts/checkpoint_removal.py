@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, candidate_of
-from dtj_trainer.artifacts.manifest import number_and_claim
+from dtj_trainer.artifacts.manifest import folder_name, number_and_claim
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import DELETE_BATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Set
 
     from dtj_trainer.artifacts.fence import Fence
     from dtj_trainer.artifacts.manifest import Manifest
@@ -45,11 +45,14 @@ class CheckpointRemoval:
         """Folders with an object that the bucket refused to delete. They are not tried again."""
         self._swept = False
 
-    def note_uploaded(self, index: CheckpointIndex, manifest: Manifest, *, of_parts: bool) -> None:
+    def note_uploaded(
+        self, index: CheckpointIndex, manifest: Manifest, given_up: Set[int], *, of_parts: bool
+    ) -> None:
         """Delete what uploads that were given up left, after the manifest of a snapshot was written.
 
-        `of_parts`: other pods sent parts of it, and perhaps of earlier ones that were skipped. The first call also
-        removes what earlier attempts left: before, nobody could have gone on from this attempt.
+        given_up: numbers of snapshots that this attempt has begun and given up. `of_parts`: other pods sent parts of
+        it, and perhaps of earlier ones that were skipped. The first call also removes what earlier attempts left:
+        before, nobody could have gone on from this attempt.
         """
         skipped = [
             folder
@@ -59,7 +62,8 @@ class CheckpointRemoval:
             and place[0] <= manifest.number
             and folder not in index.manifests
         ]
-        for folder in (manifest.folder, *skipped):
+        begun = {folder_name(number, manifest.claim) for number in given_up}
+        for folder in sorted({manifest.folder, *begun, *skipped}):
             self._delete_unnamed(index, (item.key for item in self._store.objects(folder)), folder)
         if not self._swept:
             self._sweep(index)

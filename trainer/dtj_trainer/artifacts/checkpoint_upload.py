@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
@@ -15,12 +16,13 @@ from dtj_trainer.artifacts.checkpoint_parts import Lateness, read_parts, united
 from dtj_trainer.artifacts.checkpoint_removal import CheckpointRemoval
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.folder_pictures import FolderPictures
-from dtj_trainer.artifacts.local_checkpoints import Mark, newest_of, prune
+from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, newest_of, prune
 from dtj_trainer.artifacts.look import is_below
-from dtj_trainer.artifacts.manifest import Manifest, StoredFile, folder_name
+from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, check_paths, folder_name
 from dtj_trainer.artifacts.picture import NOTHING, Picture, Waits
 from dtj_trainer.artifacts.sent_files import Changed, SentFiles
 from dtj_trainer.artifacts.snapshot import (
+    Due,
     folders_and_links,
     keys_of,
     new_names,
@@ -41,24 +43,9 @@ log = logging.getLogger(__name__)
 
 StepAt = Callable[[int], int | None]
 """The program's step at a time (wall clock, nanoseconds); None for a program that reports no steps."""
-REST, COSTLY_SECONDS = 20, 0.1
-"""After a picture that took COSTLY_SECONDS or more, without the time to send files, the next one waits for REST times
-what it took."""
-
-
-@dataclass(frozen=True)
-class _Due:
-    """A picture to upload, and what its snapshot is called.
-
-    `saved`: its newest folder of `checkpoints.save`. `alone`: that folder is all of it.
-    """
-
-    picture: Picture
-    number: int
-    step: int | None
-    saved: str | None
-    mark: Mark | None
-    alone: bool
+MOST_PICTURES = 4  # of a pass
+COPY_AFTER = 2
+"""After so many void pictures in a row, files are copied before they are sent."""
 
 
 class CheckpointUploader:
@@ -92,17 +79,18 @@ class CheckpointUploader:
         self._index: CheckpointIndex | None = None
         self._done: set[Node] = set()
         """Files of folders of `save` that a snapshot has, because a pass uploaded them or a restore brought them."""
-        self._on_demand: tuple[StoredFile, ...] = ()
-        """Files of the restored snapshot that are in the bucket alone."""
+        self._on_demand: dict[Node, list[StoredFile]] = {}
+        """Files of the restored snapshot that are in the bucket alone, by the mark of their folder."""
         self._sent = SentFiles(store, folder, self._count_bytes)
         self._removal = CheckpointRemoval(
             store, fence=fence, keep=keep, keep_every=keep_every, sent=self._sent
         )
-        self._unreadable: set[str] = set()
-        self._under_way: _Due | None = None
-        self._not_before = 0.0
-        self._lacking = ""
-        """The newest checkpoint that lacks parts of other pods."""
+        self._unreadable: dict[str, Node] = {}  # As they were then, by path.
+        self._voids = 0
+        self._begun: set[int] = set()  # Numbers of snapshots that are not completed.
+        self._under_way: Due | None = None
+        self._last: Manifest | None = None
+        self._lacking = ""  # The newest checkpoint that lacks parts of other pods.
         self._lateness = Lateness()
         self._lock = threading.Lock()
         self._newest: contract.CheckpointRef | None = None
@@ -124,9 +112,13 @@ class CheckpointUploader:
         self._done.update(node for node in restored.values() if node.kind == "file")
         if own:
             for file in manifest.files:
-                if (node := restored.get(file.path)) and node.size == file.size:
-                    self._sent.add(node, file)
-            self._on_demand = tuple(file for file in manifest.files if file.path not in restored)
+                node = restored.get(file.path)
+                if node and node.size == file.size:
+                    self._sent.add(node, replace(file, mtime_ns=node.mtime_ns))
+                mark = restored.get(f"{file.path.partition('/')[0]}/{MARK_FILE}")
+                if node is None and mark:
+                    self._on_demand.setdefault(mark, []).append(file)
+            self._last = manifest
             self._tell_newest(manifest)
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
@@ -143,16 +135,17 @@ class CheckpointUploader:
             raise
 
     def _upload_due(self, *, ended: bool, died_ns: int | None) -> bool:
-        over = ended or died_ns is not None
-        while True:
+        over, pictures = ended or died_ns is not None, 0
+        # What changes all the time has a new picture after each. A pass must end, to be told of the program's end.
+        while pictures < MOST_PICTURES:
             # Prune first: the disk must not fill up while uploads are slow or the bucket does not answer.
             self._pictures.look(over=over)
             if len(prune(self._folder, self._pictures.marks, self._keep)) < len(self._pictures.marks):
                 self._pictures.look(over=over)
             index = self._loaded_index()
             self._store.uploads.abort_changed()
-            found: Picture | Waits = Waits("the last picture was taken a moment ago")
-            if self._under_way is None and (over or time.monotonic() >= self._not_before):
+            found: Picture | Waits = NOTHING
+            if self._under_way is None:
                 found = self._pictures.due(ended=ended, died_ns=died_ns)
             newest = self._under_way or (self._named(index, found) if isinstance(found, Picture) else None)
             # A checkpoint whose parts of other pods are late does not hold up the ones before.
@@ -165,6 +158,7 @@ class CheckpointUploader:
                 waited = due is self._under_way
                 if (stored := self._upload(index, due, newest=due is newest)) is None and not waited:
                     return False
+                pictures += due is newest
                 if stored is not False:
                     break
             else:
@@ -173,6 +167,7 @@ class CheckpointUploader:
                     return over and bool(self._lacking) and self._lateness.given_up(self._lacking)
                 return over or found == NOTHING
             self._removal.prune(index)
+        return over
 
     def _loaded_index(self) -> CheckpointIndex:
         if self._index is None:
@@ -183,9 +178,9 @@ class CheckpointUploader:
                 self._tell_newest(manifest)
         return self._index
 
-    def _named(self, index: CheckpointIndex, picture: Picture) -> _Due:
+    def _named(self, index: CheckpointIndex, picture: Picture) -> Due:
         """Name the snapshot of a picture."""
-        started, nodes = time.monotonic(), picture.nodes
+        began, nodes = time.thread_time(), picture.nodes
         marks = {name: mark for name, mark in self._pictures.marks.items() if name in nodes}
         saved = newest_of(marks)
         mark = marks[saved] if saved else None
@@ -196,10 +191,10 @@ class CheckpointUploader:
         number = new_number(step, self._fence.number, index.manifests.values())
         alone = saved is not None and all(is_below(path, {saved}) for path in nodes)
         self._sent.keep_only([*self._pictures.nodes.values(), *self._pictures.last.values()])
-        self._rest_after(time.monotonic() - started)
-        return _Due(picture, number, step, saved, mark, alone)
+        self._pictures.rest_after(time.thread_time() - began)
+        return Due(picture, number, step, saved, mark, alone)
 
-    def _older_saves(self, index: CheckpointIndex) -> Iterator[_Due]:
+    def _older_saves(self, index: CheckpointIndex) -> Iterator[Due]:
         """Yield the older folders of `save` that are to be kept and in no snapshot, the newest first."""
         marks, claim = self._pictures.marks, self._fence.number
         fresh: dict[str, int] = {}
@@ -207,61 +202,42 @@ class CheckpointUploader:
             if node.kind == "file" and node not in self._done and (name := path.partition("/")[0]) in marks:
                 fresh[name] = max(fresh.get(name, 0), node.changed_ns)
         new = {name: (marks[name], at / 1e9) for name, at in fresh.items()}
-        for name in saves_to_keep(new, claim, index.manifests.values(), self._keep, self._keep_every):
+        for name, number in saves_to_keep(new, claim, index.manifests.values(), self._keep, self._keep_every):
             if name != newest_of(marks):
                 picture = Picture(
                     {path: node for path, node in self._pictures.nodes.items() if is_below(path, {name})}
                 )
-                yield _Due(picture, marks[name].step, marks[name].step, name, marks[name], alone=True)
+                yield Due(picture, number, marks[name].step, name, marks[name], alone=True)
 
-    def _upload(self, index: CheckpointIndex, due: _Due, *, newest: bool) -> bool | None:
+    def _upload(self, index: CheckpointIndex, due: Due, *, newest: bool) -> bool | None:
         """Upload files, then the manifest.
 
         Return None if a file changed before it was sent, False if parts of other pods are missing.
         """
         self._fence.hold()
         self._under_way = due if newest else None
-        claim, picture, mark = self._fence.number, due.picture, due.mark
-        folder = folder_name(due.number, claim)
+        folder = folder_name(due.number, self._fence.number)
+        self._begun.add(due.number)
         started = time.monotonic()
         try:
             with self._pictures.looking():
                 files = self._send(due, folder)
-        except PermissionError as error:
-            self._under_way = None
-            self._unreadable.add(str(error.filename))
-            log.warning("%s is not saved: %s", error.filename, error.strerror)
+            manifest = self._manifest(due, files)
+        except (Changed, OSError, ManifestError) as error:
+            self._drop(due, error)
             return None
-        except (Changed, OSError) as error:
-            self._under_way = None
-            log.info("checkpoint %s changed while it was uploaded: %s", self._store.uri(folder), error)
-            return None
-        began = time.monotonic()
-        of_parts = folder_name(mark.step, claim) if mark and mark.parts > 1 else folder
-        others = self._parts_of_others(of_parts, mark.parts if mark else 1)
-        if others is None:
+        if manifest is None:
             self._under_way = None
             return False
         self._fence.hold()
-        manifest = Manifest(
-            due.number,
-            due.step,
-            now_text(),
-            self._fence.attempt,
-            united(tuple(files), others),
-            *folders_and_links(picture.nodes),
-            new=new_names(picture.nodes, self._pictures.last),
-            metric=mark.metric if mark else None,
-            metric_mode=mark.metric_mode if mark else "max",
-            claim=claim,
-        )
         self._store.put_bytes(f"{folder}/{contract.MANIFEST_FILE}", manifest.to_json())
         index.manifests[folder] = manifest
         if newest:
-            self._pictures.taken(picture)
-            self._under_way = None
+            self._pictures.taken(due.picture)
+            self._last = manifest
+        self._drop()
         self._done = {node for node in self._done if self._pictures.nodes.get(node.path) == node}
-        self._done.update(node for node in picture.nodes.values() if node.kind == "file")
+        self._done.update(node for node in due.picture.nodes.values() if node.kind == "file")
         self._tell_newest(index.newest_first()[0])
         log.info(
             "uploaded checkpoint %s (%d bytes, %.1f s)",
@@ -269,44 +245,96 @@ class CheckpointUploader:
             manifest.size,
             time.monotonic() - started,
         )
-        self._removal.note_uploaded(index, manifest, of_parts=mark is not None and mark.parts > 1)
-        self._rest_after(time.monotonic() - began)
+        self._begun.discard(due.number)
+        given_up = {number for number in self._begun if number < due.number}
+        self._begun -= given_up
+        of_parts = due.mark is not None and due.mark.parts > 1
+        self._removal.note_uploaded(index, manifest, given_up, of_parts=of_parts)
         return True
 
-    def _rest_after(self, seconds: float) -> None:
-        if seconds >= COSTLY_SECONDS:
-            self._not_before = max(self._not_before, time.monotonic() + REST * seconds)
+    def _drop(self, due: Due | None = None, error: Exception | None = None) -> None:
+        """Begin with another picture, because this one is stored, or has become void by an error."""
+        self._under_way, self._voids = None, self._voids + 1 if due else 0
+        self._sent.drop_copies()
+        if due is None:
+            return
+        uri = self._store.uri(folder_name(due.number, self._fence.number))
+        log.info("checkpoint %s changed while it was uploaded: %s", uri, error)
+        if isinstance(error, PermissionError):
+            path = os.path.relpath(str(error.filename), self._folder)
+            if (node := due.picture.nodes.get(path)) is not None:
+                self._unreadable[path] = node
+                log.warning("%s is not saved: %s", error.filename, error.strerror)
 
-    def _send(self, due: _Due, folder: str) -> list[StoredFile]:
+    def _send(self, due: Due, folder: str) -> list[StoredFile]:
         """Send the files of a picture that the bucket does not have; return all. Raises Changed, OSError, S3Error."""
-        nodes = [node for node in due.picture.nodes.values() if node.kind == "file"]
+        picture, last = due.picture, self._pictures.last
+        nodes = [node for node in picture.nodes.values() if node.kind == "file"]
         known = {node: stored for node in nodes if (stored := self._sent.get(node))}
-        last = self._pictures.last
         lacking = [
             node
             for node in nodes
             # Of another job's snapshot, the bucket does not have what the program has overwritten.
             if node not in known
-            and str(self._folder / node.path) not in self._unreadable
+            and self._unreadable.get(node.path) != node
             and (node != last.get(node.path) or node == self._pictures.nodes.get(node.path))
         ]
-        keys = keys_of(
-            lacking, folder, due.saved if due.alone else None, self._sent.keys() if lacking else set()
-        )
-        files = [*known.values(), *self._sent.send(keys, self._store.uri(folder))]
-        tops = {path for path in due.picture.nodes if "/" not in path}
-        files += [file for file in self._on_demand if file.path.partition("/")[0] in tops]
+        taken = self._sent.keys() if lacking else set()
+        keys = keys_of(lacking, folder, due.saved if due.alone else None, taken)
+        busy = [node for node in lacking if node.path in picture.busy]
+        calm = {node: key for node, key in keys.items() if node.path not in picture.busy}
+        if self._voids >= COPY_AFTER:
+            self._sent.copy_aside(calm)
+        files = [*known.values(), *self._sent.send(calm, self._store.uri(folder))]
+        for node in busy:
+            stored = self._sent.send_as_it_is(node, keys[node])
+            if stored is None and (before := last.get(node.path)):
+                stored = self._sent.get(before)
+            files += [stored] if stored else []
+        there = {file.path for file in files}
+        present = [later for mark, later in self._on_demand.items() if picture.nodes.get(mark.path) == mark]
+        files += [file for later in present for file in later if file.path not in there]
         return sorted(files, key=lambda file: file.path)
 
-    def _parts_of_others(self, folder: str, parts: int) -> list[Manifest] | None:
-        """Return the part manifests of the other pods; None until all of them are there."""
-        if parts == 1:
-            return []
-        found = read_parts(self._store, folder)
-        if len(found) < parts - 1:
-            self._lacking = f"checkpoint {self._store.uri(folder)} has {len(found) + 1} of {parts} parts"
+    def _manifest(self, due: Due, files: list[StoredFile]) -> Manifest | None:
+        """Return the manifest of a snapshot; None while parts of other pods are missing. Raises ManifestError."""
+        parts = self._parts(due, files)
+        if parts is None:
             return None
-        return found
+        began, nodes, mark = time.thread_time(), due.picture.nodes, due.mark
+        manifest = Manifest(
+            due.number,
+            due.step,
+            now_text(),
+            self._fence.attempt,
+            parts,
+            *folders_and_links(nodes),
+            new=new_names(nodes, self._pictures.last),
+            metric=mark.metric if mark else None,
+            metric_mode=mark.metric_mode if mark else "max",
+            claim=self._fence.number,
+        )
+        check_paths(manifest)
+        self._pictures.rest_after(time.thread_time() - began)
+        return manifest
+
+    def _parts(self, due: Due, files: list[StoredFile]) -> tuple[StoredFile, ...] | None:
+        """Return the files with those of the other pods' parts; None until all parts are there."""
+        if due.mark is None or due.mark.parts == 1 or due.saved is None:
+            return tuple(files)
+        mark = f"{due.saved}/{MARK_FILE}"
+        if self._last and due.picture.nodes[mark] == self._pictures.last.get(mark):
+            own = {file.path for file in files}
+            before = (file for file in self._last.files if is_below(file.path, {due.saved}))
+            return (*files, *(file for file in before if file.path not in own))
+        folder = folder_name(due.mark.step, self._fence.number)
+        found = read_parts(self._store, folder)
+        if len(found) < due.mark.parts - 1:
+            self._lacking = (
+                f"checkpoint {self._store.uri(folder)} has {len(found) + 1} of {due.mark.parts} parts"
+            )
+            return None
+        return united(tuple(files), found)
 
     def _tell_newest(self, manifest: Manifest) -> None:
         found: contract.CheckpointRef = {"time": manifest.time, "uri": self._store.uri(manifest.folder)}

@@ -55,21 +55,23 @@ class FolderLooks:
     def look(self) -> Look:
         """Walk the folder: one `stat` for each path, and the start and the end of each changed file.
 
-        What vanishes meanwhile is absent. Raises OSError if the folder can't be listed.
+        What vanishes meanwhile is absent. A folder that is gone has nothing. Raises OSError if the folder can't be
+        listed.
         """
         at_ns = time.time_ns()
-        device = self._folder.stat().st_dev
-        if self._watch.ended:  # The program has made the folder anew.
-            self._watch.start()
         before = self._before
-        nodes = {node.path: node for node in walk(self._folder, self._tell, before=before)}
+        try:
+            device = self._folder.stat().st_dev
+            nodes = {node.path: node for node in walk(self._folder, self._tell, before=before)}
+        except (FileNotFoundError, NotADirectoryError):  # The program has removed the folder.
+            device, nodes = 0, {}
+        if nodes and self._watch.ended:  # The program has made the folder anew.
+            self._watch.start()
         changed = [
             node for path, node in nodes.items() if node is not before.get(path) and node.kind == "file"
         ]
-        self._archives = {
-            path: whole for path, whole in self._archives.items() if nodes.get(path) is before[path]
-        }
-        self.marks = {
+        archives = {path: whole for path, whole in self._archives.items() if nodes.get(path) is before[path]}
+        marks = {
             name: mark
             for name, mark in self.marks.items()
             if nodes.get(place := f"{name}/{MARK_FILE}") is before[place]
@@ -77,11 +79,11 @@ class FolderLooks:
         for node in changed:
             whole = zip_archives.is_whole(self._folder / node.path)
             if whole is not None:
-                self._archives[node.path] = whole
+                archives[node.path] = whole
             name, _, rest = node.path.partition("/")
             if rest == MARK_FILE and (mark := read_mark(self._folder / name)):
-                self.marks[name] = mark
-        self._before = nodes
+                marks[name] = mark
+        self._before, self._archives, self.marks = nodes, archives, marks
         # Of a file that does not change, or that `save` has completed, it makes no difference.
         if self._open or any(node.path.partition("/")[0] not in self.marks for node in changed):
             inodes = {node.inode for node in nodes.values()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """How often the folder is looked at while files are sent."""
+REST, COSTLY_SECONDS, LONGEST_REST_SECONDS = 20, 0.1, 60.0
+"""After a picture that took COSTLY_SECONDS or more of a processor, without sending files, the next one waits for REST
+times what it took."""
 TELL_AFTER = 600 * SECOND
 """A folder that changes and has no picture for so long is told in the log, with what holds the picture up."""
 
@@ -36,6 +40,7 @@ class FolderPictures:
         self._looks = FolderLooks(folder, program_runs)
         self._pictures = Pictures(self._settle_ns)
         self._waits_since: int | None = None
+        self._not_before = 0.0
         self._at_ns = 0
         self.nodes: Mapping[str, Node] = {}
         """The content of the folder at the last look."""
@@ -89,6 +94,8 @@ class FolderPictures:
 
     def due(self, *, ended: bool, died_ns: int | None) -> Picture | Waits:
         """Return the picture that is due after the last look, if one is; see `Pictures.picture`."""
+        if not ended and died_ns is None and time.monotonic() < self._not_before:
+            return Waits("the last picture was taken a moment ago")
         found = self._pictures.picture(ended=ended, died_ns=died_ns)
         if isinstance(found, Picture) or not found.path:
             self._waits_since = None
@@ -103,6 +110,12 @@ class FolderPictures:
                 found.path,
             )
         return found
+
+    def rest_after(self, seconds: float) -> None:
+        """Note how long a processor worked for a picture."""
+        if seconds >= COSTLY_SECONDS:
+            rest = min(REST * seconds, LONGEST_REST_SECONDS)
+            self._not_before = max(self._not_before, time.monotonic() + rest)
 
     def taken(self, picture: Picture) -> None:
         """Note that a picture is stored."""

@@ -49,7 +49,7 @@ def read_mark(directory: Path) -> Mark | None:
             parts=int(content.get("parts", 1)),
             on_demand=str(content.get("onDemand", "")),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

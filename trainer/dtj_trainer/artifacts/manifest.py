@@ -23,6 +23,9 @@ MetricMode = Literal["max", "min"]
 VERSION = 2
 """The version of new manifests, and the newest version that this release reads. Version 1 had one checkpoint of the
 program, without links, empty folders and times; its keys were relative to its own folder."""
+UNKNOWN_TIME = -1
+"""A modification time that version 1 does not have."""
+_LATEST_NS = 2**62
 _HASH_BLOCK_BYTES = 1024 * 1024
 
 
@@ -39,14 +42,14 @@ class StoredFile:
     """One file of a snapshot.
 
     `path` is relative to the checkpoints folder, `key` to the checkpoints' prefix in the bucket, `size` is in bytes,
-    `sha256` in hexadecimal digits. `mtime_ns`: the modification time; 0 where version 1 does not have it.
+    `sha256` in hexadecimal digits. `mtime_ns`: the modification time.
     """
 
     path: str
     key: str
     size: int
     sha256: str
-    mtime_ns: int = 0
+    mtime_ns: int = UNKNOWN_TIME
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class StoredFolder:
     """A folder of a snapshot."""
 
     path: str
-    mtime_ns: int = 0
+    mtime_ns: int = UNKNOWN_TIME
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class StoredLink:
 
     path: str
     target: str
-    mtime_ns: int = 0
+    mtime_ns: int = UNKNOWN_TIME
 
 
 StoredNode = StoredFile | StoredFolder | StoredLink
@@ -89,6 +92,12 @@ class Manifest:
     metric_mode: MetricMode = "max"
     claim: int = 1
     version: int = VERSION
+
+    @cached_property
+    def save(self) -> str:
+        """The key of the mark of the newest folder of `checkpoints.save` in it; empty if there is none."""
+        marks = {file.path.partition("/")[0]: file.key for file in self.files if _is_mark(file.path)}
+        return marks[max(marks)] if marks else ""
 
     @property
     def folder(self) -> str:
@@ -182,7 +191,7 @@ class Manifest:
             raise
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError) as error:
             raise ManifestError(f"the manifest can't be read: {error!r}") from error
-        _check_paths(manifest)
+        check_paths(manifest)
         return manifest
 
 
@@ -230,6 +239,11 @@ def _key(value: object) -> str:
     return key
 
 
+def _is_mark(path: str) -> bool:
+    folder, _, name = path.partition("/")
+    return bool(folder) and name == MARK_FILE
+
+
 def _mode(value: object) -> MetricMode:
     if value == "max":
         return "max"
@@ -238,13 +252,15 @@ def _mode(value: object) -> MetricMode:
     raise ValueError(f"unknown metricMode {value!r}")
 
 
-def _check_paths(manifest: Manifest) -> None:
-    """Raise ManifestError unless a restore writes inside the checkpoints folder only."""
+def check_paths(manifest: Manifest) -> None:
+    """Raise ManifestError unless a restore can write all of it, and inside the checkpoints folder only."""
     leaves: list[StoredNode] = [*manifest.files, *manifest.links]
     taken = {node.path for node in leaves}
     if len(taken) < len(leaves):
         raise ManifestError("the manifest names a path twice")
     for node in [*leaves, *manifest.folders]:
+        if not -_LATEST_NS < node.mtime_ns < _LATEST_NS:
+            raise ManifestError(f"the manifest has an impossible time of {node.path!r}")
         if str(PurePosixPath(node.path)) != node.path or node.path == "." or "\0" in node.path:
             raise ManifestError(f"the manifest names an impossible path {node.path!r}")
         if node.path.startswith("/") or ".." in node.path.split("/"):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from dtj_trainer.artifacts.look import SECOND, Look, Node, elders_of, folders_of, is_below, kinds_in
+from dtj_trainer.artifacts.node_track import Track
 
 SHORT_SETTLE = 1 * SECOND
 """How long nothing may change where the program's own operations show that files are complete."""
@@ -20,21 +21,26 @@ OPEN_LIMIT = 120 * SECOND
 """How long an open file, or an archive without its end, delays pictures."""
 FEWER_LIMIT, FEWER_AT_MOST = 300 * SECOND, 1800 * SECOND
 """How long a folder that may lack files delays pictures: after its last change, and in all."""
+AT_LONGEST = 600 * SECOND
+"""After so long with something new and without a picture, what is unfinished is passed over."""
 LOG_BYTES = 64 * 10**6
 """A file that is open for OPEN_LIMIT and grew less is a log."""
-BUSY_CHANGES, BUSY_WITHIN, BUSY_EVERY = 4, 30 * SECOND, 15 * SECOND
-"""A file that changed so often within the time is busy. Busy files alone make a picture due once in BUSY_EVERY."""
+BUSY_EVERY = 15 * SECOND
+"""Busy files alone make a picture due once in this time."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """The content of the folder at one moment, by path. `passed_over`: what has its stored content, or none, because
-    it stays unfinished. `at_ns`: the time of the look that showed the content.
+    """The content of the folder at one moment, by path.
+
+    `passed_over`: what has its stored content, or none, because it stays unfinished. `at_ns`: the time of the look
+    that showed the content. `busy`: files that change all the time.
     """
 
     nodes: Mapping[str, Node]
     passed_over: tuple[str, ...] = ()
     at_ns: int = field(default=0, compare=False)
+    busy: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -43,32 +49,6 @@ class Waits:
 
     reason: str
     path: str = ""
-
-
-@dataclass
-class _Track:
-    """What is known of a node that differs from the last picture."""
-
-    began_ns: int
-    """A time before the difference began, or before the last one did if the node had settled: that of a look."""
-    changes: tuple[int, ...] = ()
-    """When it changed, at most the last BUSY_CHANGES times."""
-    open_since: int | None = None
-    size_when_opened: int = 0
-    closed_since: int | None = None
-    """The look that first found the present content closed."""
-
-    def follow(self, node: Node, before: Look, look: Look, settle_ns: int) -> None:
-        """Update the track of a node by a look, compared with the look before."""
-        if not node.same(before.nodes.get(node.path)):
-            if self.closed_since is not None and before.at_ns - self.closed_since >= settle_ns:
-                self.began_ns = before.at_ns
-            self.changes = (*self.changes, node.changed_ns)[-BUSY_CHANGES:]
-            self.closed_since = None
-        if node.inode not in look.open:
-            self.open_since, self.closed_since = None, self.closed_since or look.at_ns
-        elif self.open_since is None:
-            self.open_since, self.size_when_opened, self.closed_since = look.at_ns, node.size, None
 
 
 NOTHING = Waits("nothing new is complete")
@@ -83,49 +63,65 @@ class Pictures:
 
     def __init__(self, settle_ns: int, last: Mapping[str, Node] | None = None) -> None:
         self._settle_ns = settle_ns
-        self._last: Mapping[str, Node] = dict(last or {})
+        self.last: Mapping[str, Node] = dict(last or {})
         self._offered: Mapping[str, Node] = {}
         """The content of the picture that `picture` returned last."""
         self._taken_ns = 0
-        self._look = Look(0, self._last)
-        self._tracks: dict[str, _Track] = {}
+        self._look = Look(0, self.last)
+        self._tracks: dict[str, Track] = {}
         self._removed: dict[str, int] = {}
         """When nodes of the last picture, or of the offered one, vanished: the time of the look before."""
         self._removed_ns = 0
         self._unquiet_since: int | None = None
+        self._new_since: int | None = None
+        """Since when something is new."""
         self._fewer_since: dict[str, int] = {}
 
     def see(self, look: Look) -> None:
         """Take a look into account. Looks come in the order of their times."""
         before, self._look = self._look, look
+        if look.at_ns < before.at_ns:
+            self._forget_times(look.at_ns)
         for path in before.nodes.keys() - look.nodes.keys():
             if not self._busy(path, look.at_ns) and path.partition("/")[0] not in before.steps:
                 self._removed_ns = look.at_ns
-            if path in self._last or path in self._offered:
+            if path in self.last or path in self._offered:
                 self._removed[path] = before.at_ns
         for path in self._removed.keys() & look.nodes.keys():
             del self._removed[path]
         tracks = {}
         for path, node in look.nodes.items():
-            if path in self._tracks or not node.same(self._last.get(path)):
-                tracks[path] = self._tracks.get(path) or _Track(before.at_ns)
+            if path in self._tracks or not node.same(self.last.get(path)):
+                tracks[path] = self._tracks.get(path) or Track(before.at_ns)
                 tracks[path].follow(node, before, look, self._settle_ns)
         self._tracks = tracks
+        if not any(True for _ in self._new(files=True)):
+            self._new_since = None
+        elif self._new_since is None:
+            self._new_since = look.at_ns
         if self._changing(look.at_ns, self._settle_ns) is None:
             self._unquiet_since = None
         elif self._unquiet_since is None:
             self._unquiet_since = look.at_ns
 
+    def _forget_times(self, now: int) -> None:
+        """Begin to wait anew: the clock was set back."""
+        self._removed_ns = self._taken_ns = 0
+        self._unquiet_since, self._new_since, self._fewer_since = None, None, {}
+        for track in self._tracks.values():
+            track.forget_times(now)
+
     def taken(self, picture: Picture) -> None:
         """Note that the picture is stored: the next one needs something newer. Looks may have come meanwhile."""
-        self._last, self._taken_ns, self._offered = picture.nodes, picture.at_ns, {}
-        self._removed = {path: at for path, at in self._removed.items() if path in self._last}
+        self.last, self._taken_ns, self._offered = picture.nodes, picture.at_ns, {}
+        self._new_since = None
+        self._removed = {path: at for path, at in self._removed.items() if path in self.last}
         # A busy file stays known as one.
         nodes = self._look.nodes
         self._tracks = {
             path: track
             for path, track in self._tracks.items()
-            if not nodes[path].same(self._last.get(path)) or len(track.changes) == BUSY_CHANGES
+            if not nodes[path].same(self.last.get(path)) or track.often()
         }
 
     def picture(self, *, ended: bool = False, died_ns: int | None = None) -> Picture | Waits:
@@ -137,16 +133,13 @@ class Pictures:
         self._offered = found.nodes if isinstance(found, Picture) else {}
         return found
 
-    @property
-    def last(self) -> Mapping[str, Node]:
-        """The content of the last picture."""
-        return self._last
-
     def _complete(self, *, ended: bool) -> Picture | Waits:
         over = {path for path in self._new(files=True) if self._look.archives.get(path) is False}
         if not ended:
             waits, over = self._unfinished(over)
-            if waits:
+            if waits and self._new_since is not None and self._look.at_ns - self._new_since >= AT_LONGEST:
+                over |= self._restless()
+            elif waits:
                 return self._new_save() or waits
         return self._without(over, busy_too=ended)
 
@@ -167,7 +160,7 @@ class Pictures:
                 else:
                     return Waits("a process has the file open for writing", path), over
             elif path in torn:
-                if now - node.changed_ns < OPEN_LIMIT:
+                if now - self._changed_ns(path) < OPEN_LIMIT:
                     return Waits("the archive has no end", path), over
                 over.add(self._topmost_new(path))
         if (settle := self._changing(now, self._needed(over), over)) is not None:
@@ -180,13 +173,27 @@ class Pictures:
                 return Waits("the folder has fewer kinds of files than the one before", folder), over
         return None, over
 
+    def _restless(self) -> set[str]:
+        """Return what to pass over in a folder that gives no quiet moment: what is open, torn or has just changed."""
+        now, restless = self._look.at_ns, set(self._fewer())
+        for path in self._new(files=True):
+            track = self._tracks[path]
+            recent = now - self._changed_ns(path) < SHORT_SETTLE and not self._renamed(path)
+            if track.open_since is not None or recent or self._look.archives.get(path) is False:
+                restless.add(path if self._busy(path, now) else self._topmost_new(path))
+        return restless
+
+    def _changed_ns(self, path: str) -> int:
+        """Return when a new node changed. The clock of another machine's disk may be ahead."""
+        return min(self._look.nodes[path].changed_ns, self._tracks[path].seen_ns)
+
     def _new_save(self) -> Picture | None:
         """Return the picture in which only the newest folder of `save` is new, if that is new: it is complete."""
         steps = self._look.steps
         newest = max(steps, key=lambda name: steps[name], default="")
         if not any(is_below(path, {newest}) for path in self._new(files=True)):
             return None
-        nodes = {path: node for path, node in self._last.items() if not is_below(path, steps.keys())}
+        nodes = {path: node for path, node in self.last.items() if not is_below(path, steps.keys())}
         nodes |= {path: node for path, node in self._look.nodes.items() if is_below(path, {newest})}
         return Picture(nodes, at_ns=self._look.at_ns)
 
@@ -198,7 +205,7 @@ class Pictures:
             node = self._look.nodes[path]
             if node.kind == "directory" or self._busy(path, now) or is_below(path, over):
                 continue
-            if now - node.changed_ns < settle_ns and path.partition("/")[0] not in self._look.steps:
+            if now - self._changed_ns(path) < settle_ns and path.partition("/")[0] not in self._look.steps:
                 return Waits("the file has just changed", path)
         return None
 
@@ -219,7 +226,7 @@ class Pictures:
     def _shown_complete(self, path: str) -> bool:
         """Return whether the program's operations show that the content is complete."""
         folder = path.rpartition("/")[0]
-        archive = self._look.archives.get(path) is True and (not folder or folder in self._last)
+        archive = self._look.archives.get(path) is True and (not folder or folder in self.last)
         return archive or self._renamed(path)
 
     def _renamed(self, path: str) -> bool:
@@ -237,15 +244,15 @@ class Pictures:
         for path in self._new(files=True):
             for folder in folders_of(path):
                 changed[folder] = max(changed.get(folder, 0), self._look.nodes[path].changed_ns)
-                if folder not in self._last:
+                if folder not in self.last:
                     break
         changed = {
             folder: at for folder, at in changed.items() if folder.partition("/")[0] not in self._look.steps
         }
-        elders = elders_of(changed.keys() - self._last.keys(), self._last, self._look.nodes)
+        elders = elders_of(changed.keys() - self.last.keys(), self.last, self._look.nodes)
         elder_or_itself = {elders.get(folder, folder) for folder in changed}
         before, now = (
-            kinds_in(self._last, elder_or_itself),
+            kinds_in(self.last, elder_or_itself),
             kinds_in(self._look.nodes, elder_or_itself | changed.keys()),
         )
         return {
@@ -265,7 +272,7 @@ class Pictures:
         if began is None:
             return self._without(busy, busy_too=True)
         cut = self._cut(began)
-        nodes = {path: node for path, node in self._last.items() if self._removed.get(path, cut) >= cut}
+        nodes = {path: node for path, node in self.last.items() if self._removed.get(path, cut) >= cut}
         nodes |= {path: node for path, node in self._look.nodes.items() if self._before(path, cut)}
         return self._due(nodes, ())
 
@@ -301,7 +308,7 @@ class Pictures:
     def _without(self, over: set[str], *, busy_too: bool) -> Picture | Waits:
         """Return the present content, with the stored content of what is passed over."""
         nodes = {path: node for path, node in self._look.nodes.items() if not is_below(path, over)}
-        nodes |= {path: node for path, node in self._last.items() if is_below(path, over)}
+        nodes |= {path: node for path, node in self.last.items() if is_below(path, over)}
         if not busy_too and self._look.at_ns - self._taken_ns < BUSY_EVERY:
             new = [path for path in self._new() if not self._busy(path, self._look.at_ns)]
             if all(is_below(path, over) or self._look.nodes[path].kind == "directory" for path in new):
@@ -317,26 +324,27 @@ class Pictures:
         content = {
             folder for path, node in nodes.items() if node.kind != "directory" for folder in folders_of(path)
         }
-        for folder in content - nodes.keys():  # Its files are older than the folder's own change.
-            nodes[folder] = self._look.nodes.get(folder) or self._last[folder]
+        for folder in content:  # Its files may be older than the folder's own change.
+            if folder not in nodes or nodes[folder].kind != "directory":
+                present = self._look.nodes.get(folder)
+                nodes[folder] = present if present and present.kind == "directory" else self.last[folder]
         new = any(
-            node.kind != "directory" and not node.same(self._last.get(path)) for path, node in nodes.items()
+            node.kind != "directory" and not node.same(self.last.get(path)) for path, node in nodes.items()
         )
-        return Picture(nodes, passed_over, self._look.at_ns) if new else NOTHING
+        now = self._look.at_ns
+        busy = frozenset(path for path in self._tracks if self._busy(path, now))
+        return Picture(nodes, passed_over, now, busy) if new else NOTHING
 
     def _new(self, *, files: bool = False) -> Iterator[str]:
         """Yield the paths that differ from the last picture."""
         for path in self._tracks:
             node = self._look.nodes[path]
-            if not node.same(self._last.get(path)) and (not files or node.kind == "file"):
+            if not node.same(self.last.get(path)) and (not files or node.kind == "file"):
                 yield path
 
     def _busy(self, path: str, now: int) -> bool:
-        track = self._tracks.get(path)
-        return (
-            track is not None and len(track.changes) == BUSY_CHANGES and now - track.changes[0] <= BUSY_WITHIN
-        )
+        return path in self._tracks and self._tracks[path].busy(now)
 
     def _topmost_new(self, path: str) -> str:
-        """Return the topmost folder of the path that the last picture does not have; the path without one."""
-        return next((folder for folder in folders_of(path) if folder not in self._last), path)
+        """Return the topmost folder of the path that the last picture lacks; the path without one."""
+        return next((folder for folder in folders_of(path) if folder not in self.last), path)

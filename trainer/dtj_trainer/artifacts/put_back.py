@@ -8,9 +8,11 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
+from dtj_trainer.artifacts.arriving_file import beside
 from dtj_trainer.artifacts.file_fetch import Near, fetch_files
 from dtj_trainer.artifacts.folder_looks import walk
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
+from dtj_trainer.artifacts.manifest import UNKNOWN_TIME
 from dtj_trainer.artifacts.on_demand import fault_in_bucket, marks, on_demand_files, write_records
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, write_state
 
@@ -49,6 +51,8 @@ def put_back(
     of the newest have that order, too: scripts choose by either. Raises S3Error and OSError.
     """
     arriving = folder / f"{_ARRIVING}{manifest.folder}"
+    if not _is_folder(arriving):
+        arriving.unlink(missing_ok=True)
     arriving.mkdir(parents=True, exist_ok=True)
     if near.offered:
         near.offered.offer(manifest, arriving, folder)
@@ -81,7 +85,7 @@ def _set_times_in_order(nodes: list[StoredNode], folder: Path) -> None:
     for place, node in enumerate(nodes):
         newest = place >= len(nodes) - _IN_ORDER
         path = folder / node.path
-        if not node.mtime_ns or not (newest or _is_folder(path)) or not os.path.lexists(path):
+        if node.mtime_ns == UNKNOWN_TIME or not (newest or _is_folder(path)) or not os.path.lexists(path):
             continue
         _set_time(path, node.mtime_ns)
         while newest and path.lstat().st_ctime_ns <= changed_ns:
@@ -121,7 +125,7 @@ def _complete(manifest: Manifest, arriving: Path) -> None:
         path.unlink(missing_ok=True)
         path.symlink_to(link.target)
     for node in _oldest_first(manifest):
-        if node.mtime_ns and os.path.lexists(arriving / node.path):
+        if node.mtime_ns != UNKNOWN_TIME and os.path.lexists(arriving / node.path):
             _set_time(arriving / node.path, node.mtime_ns)
 
 
@@ -176,7 +180,7 @@ def remove_others(folder: Path, wanted: Set[str]) -> None:
 def remove(path: Path) -> None:
     """Remove a file or a directory if it exists. A reader sees all of a directory or nothing."""
     if _is_folder(path):
-        hidden = path.with_name(f"{_REMOVED}{path.name}")
+        hidden = beside(path, _REMOVED, "")
         if hidden.exists():  # An interrupted call left the folder.
             shutil.rmtree(hidden)
         path.rename(hidden)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from dtj_trainer.artifacts.manifest import MetricMode
 
@@ -30,10 +30,14 @@ class Candidate:
     """When it was written, in seconds since 1970."""
     whole: bool = False
     """Whether it holds more than one folder of `checkpoints.save`."""
+    save: str = ""
+    """Identifies the folder of `checkpoints.save` that it holds; empty if there is none."""
 
 
 def kept(candidates: Iterable[Candidate], newest: int, every_seconds: float = 0.0) -> set[Candidate]:
     """Keep the `newest` newest candidates (at least one) and the best one by metric; the newer of two equal ones.
+
+    Of several candidates with the same folder of `checkpoints.save`, the newest counts.
 
     `every_seconds`: also keep the first candidate of each period of so many seconds. Periods begin at fixed times, so
     that later candidates do not change the first one of a period. 0: none is kept for its time.
@@ -42,7 +46,7 @@ def kept(candidates: Iterable[Candidate], newest: int, every_seconds: float = 0.
     too: the newest one that is ANCHOR_SECONDS older. The oldest one that is not that old stays to become the anchor.
     """
     ordered = sorted(candidates, key=lambda candidate: (candidate.claim, candidate.number))
-    keep = set(ordered[-max(newest, 1) :])
+    keep = set(_newest(ordered, max(newest, 1)))
     measured = [candidate for candidate in ordered if candidate.metric is not None]
     if measured:
         # The newest candidate with a metric decides whether a greater or a smaller metric is better.
@@ -56,3 +60,16 @@ def kept(candidates: Iterable[Candidate], newest: int, every_seconds: float = 0.
         keep.update(old[-1:])
         keep.update([candidate for candidate in ordered if candidate not in old][:1])
     return keep
+
+
+def _newest(ordered: list[Candidate], count: int) -> Iterator[Candidate]:
+    """Yield so many of the newest candidates, each save once."""
+    saves: set[str] = set()
+    for candidate in reversed(ordered):
+        if candidate.save not in saves:
+            yield candidate
+            count -= 1
+        if candidate.save:
+            saves.add(candidate.save)
+        if not count:
+            return

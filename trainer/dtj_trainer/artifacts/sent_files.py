@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
-from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dtj_trainer.artifacts.look import Node
-from dtj_trainer.artifacts.manifest import StoredFile
+from dtj_trainer.artifacts.manifest import StoredFile, sha256_of
 from dtj_trainer.artifacts.small_files import SMALL_BYTES, upload_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Set
-    from pathlib import Path
 
     from dtj_trainer.artifacts.store import Store
 
+log = logging.getLogger(__name__)
+
 TICK_NS = 20 * 10**6
 """The change times of a kernel may have ticks. A write within one tick after another does not show."""
-_COPY_AFTER = 2
-"""A file that changed during so many uploads is copied first, and the copy is sent."""
-_ASIDE = ".sent.part"
+_ASIDE = ".dtj-sending.part"
 
 
 class _Content(NamedTuple):
@@ -32,6 +33,14 @@ class _Content(NamedTuple):
 
     size: int
     changed_ns: int
+    inode: int
+
+
+class _Written(NamedTuple):
+    """What a rename, or another hard link, leaves as it is, and most writes do not."""
+
+    size: int
+    mtime_ns: int
     inode: int
 
 
@@ -51,16 +60,19 @@ class SentFiles:
         self._local = local
         self._on_bytes = on_bytes
         self._sent: dict[_Content, StoredFile] = {}
-        self._changes: Counter[str] = Counter()
+        self._written: dict[_Written, StoredFile] = {}
+        self._copies: dict[Node, Path] = {}
 
     def get(self, node: Node) -> StoredFile | None:
         """Return the stored file with the content of a local file, wherever that was when it was sent."""
         stored = self._sent.get(_content(node))
-        return stored if stored is None or stored.path == node.path else replace(stored, path=node.path)
+        if stored is None or (stored.path, stored.mtime_ns) == (node.path, node.mtime_ns):
+            return stored
+        return replace(stored, path=node.path, mtime_ns=node.mtime_ns)
 
     def add(self, node: Node, stored: StoredFile) -> StoredFile:
         """Note that the bucket has a local file."""
-        self._sent[_content(node)] = stored
+        self._sent[_content(node)] = self._written[_written(node)] = stored
         return stored
 
     def keys(self) -> set[str]:
@@ -69,55 +81,109 @@ class SentFiles:
 
     def keep_only(self, nodes: Iterable[Node]) -> None:
         """Forget the files that are not on disk any more."""
-        present = {_content(node) for node in nodes}
+        nodes = list(nodes)
+        present, written = {_content(node) for node in nodes}, {_written(node) for node in nodes}
         self._sent = {content: stored for content, stored in self._sent.items() if content in present}
+        self._written = {content: stored for content, stored in self._written.items() if content in written}
 
     def forget(self, keys: Set[str]) -> None:
         """Forget files that are removed from the bucket."""
         self._sent = {content: stored for content, stored in self._sent.items() if stored.key not in keys}
+        self._written = {
+            content: stored for content, stored in self._written.items() if stored.key not in keys
+        }
+
+    def copy_aside(self, nodes: Iterable[Node]) -> None:
+        """Copy files, if twice their size is free, so that `send` sends the copies. Raises Changed.
+
+        Of a program that changes or removes files faster than they are sent, no picture is stored otherwise. The
+        copies stay until `drop_copies`.
+        """
+        nodes = [node for node in nodes if node not in self._copies]
+        folder = self._local.parent / _ASIDE
+        with suppress(OSError):
+            if shutil.disk_usage(self._local).free < 2 * sum(node.size for node in nodes):
+                return
+            folder.mkdir(exist_ok=True)
+            for node in nodes:
+                copy = folder / f"{node.inode}-{node.changed_ns}"
+                self._check(node)
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(self._local / node.path, copy)
+                self._check(node)
+                self._copies[node] = copy
+
+    def drop_copies(self) -> None:
+        """Remove the copies."""
+        if self._copies:
+            shutil.rmtree(self._local.parent / _ASIDE, ignore_errors=True)
+            self._copies = {}
 
     def send(self, keys: Mapping[Node, str], uri: str) -> list[StoredFile]:
         """Send local files to keys, small ones several at a time; return their stored files.
 
         uri: of the snapshot, for messages. Raises Changed, OSError and S3Error.
         """
-        small = [partial(self._send, node, key) for node, key in keys.items() if node.size < SMALL_BYTES]
+        first = {_content(node): node for node in reversed(list(keys))}  # Hard links have one content.
+        small = [partial(self._send, node, keys[node]) for node in first.values() if node.size < SMALL_BYTES]
         if len(small) > 1:
             upload_at_once(small, self._store.uploads.pace, uri)
         return [self.get(node) or self._send(node, key) for node, key in keys.items()]
 
-    def _send(self, node: Node, key: str) -> StoredFile:
-        path = self._local / node.path
-        settled = node.changed_ns + TICK_NS - time.time_ns()
-        if settled > 0:
-            time.sleep(settled / 1e9)
+    def send_as_it_is(self, node: Node, key: str) -> StoredFile | None:
+        """Send a file that changes all the time, with the content that a copy finds; None if there is no copy."""
+        copy = self._local.parent / f"{_ASIDE}-{node.inode}"
         try:
-            if self._changes[node.path] < _COPY_AFTER or shutil.disk_usage(path).free < 2 * node.size:
-                self._check(node, path)
-                sha256 = self._store.put_with_sha256(key, path, self._on_bytes)
-                self._check(node, path)
-            else:
-                sha256 = self._send_copy(node, key, path)
-        except FileNotFoundError as error:
-            raise Changed(node.path) from error
-        self._changes.pop(node.path, None)
-        return self.add(node, StoredFile(node.path, key, node.size, sha256, node.mtime_ns))
-
-    def _send_copy(self, node: Node, key: str, path: Path) -> str:
-        copy = self._local.parent / f".{os.getpid()}.{node.inode}{_ASIDE}"
-        try:
-            shutil.copyfile(path, copy)
-            self._check(node, path)
-            return self._store.put_with_sha256(key, copy, self._on_bytes)
+            if shutil.disk_usage(self._local).free < 2 * node.size:
+                return None
+            shutil.copyfile(self._local / node.path, copy)
+            size = copy.stat().st_size
+            sha256 = self._store.put_with_sha256(key, copy, self._on_bytes)
+        except OSError as error:
+            log.debug("%s is not sent: %s", node.path, error)
+            return None
         finally:
             copy.unlink(missing_ok=True)
+        return StoredFile(node.path, key, size, sha256, node.mtime_ns)
 
-    def _check(self, node: Node, path: Path) -> None:
-        status = path.lstat()
+    def _send(self, node: Node, key: str) -> StoredFile:
+        if (copy := self._copies.get(node)) is not None:
+            return self._stored(node, key, self._store.put_with_sha256(key, copy, self._on_bytes))
+        settled = node.changed_ns + TICK_NS - time.time_ns()
+        if settled > 0:
+            time.sleep(min(settled, TICK_NS) / 1e9)
+        path = self._local / node.path
+        self._check(node)
+        try:
+            if same := self._renamed(node, path):
+                self._check(node)
+                return self.add(node, replace(same, path=node.path, mtime_ns=node.mtime_ns))
+            sha256 = self._store.put_with_sha256(key, path, self._on_bytes)
+        except FileNotFoundError as error:
+            raise Changed(node.path) from error
+        self._check(node)
+        return self._stored(node, key, sha256)
+
+    def _stored(self, node: Node, key: str, sha256: str) -> StoredFile:
+        return self.add(node, StoredFile(node.path, key, node.size, sha256, node.mtime_ns))
+
+    def _renamed(self, node: Node, path: Path) -> StoredFile | None:
+        """Return the stored file of a local one that was renamed, or got another link, since it was sent."""
+        stored = self._written.get(_written(node))
+        return stored if stored and sha256_of(path) == stored.sha256 else None
+
+    def _check(self, node: Node) -> None:
+        try:
+            status = os.lstat(self._local / node.path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise Changed(node.path) from error
         if _Content(status.st_size, status.st_ctime_ns, status.st_ino) != _content(node):
-            self._changes[node.path] += 1
             raise Changed(node.path)
 
 
 def _content(node: Node) -> _Content:
     return _Content(node.size, node.changed_ns, node.inode)
+
+
+def _written(node: Node) -> _Written:
+    return _Written(node.size, node.mtime_ns, node.inode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
@@ -18,11 +19,27 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.local_checkpoints import Mark
     from dtj_trainer.artifacts.look import Node
     from dtj_trainer.artifacts.manifest import Manifest
+    from dtj_trainer.artifacts.picture import Picture
 
 _INDEX = re.compile(r"-(\d{1,18})\.index$")
 _MOST_KEY_BYTES = 800
 """A key has at most 1,024 bytes in S3, those of the job's prefix among them."""
 _NEW_NAMES = 3
+
+
+@dataclass(frozen=True)
+class Due:
+    """A picture to upload, and what its snapshot is called.
+
+    `saved`: its newest folder of `checkpoints.save`. `alone`: that folder is all of it.
+    """
+
+    picture: Picture
+    number: int
+    step: int | None
+    saved: str | None
+    mark: Mark | None
+    alone: bool
 
 
 def new_number(step: int | None, claim: int, manifests: Iterable[Manifest]) -> int:
@@ -52,21 +69,24 @@ def saves_to_keep(
     manifests: Iterable[Manifest],
     keep: int,
     keep_every: float,
-) -> list[str]:
+) -> list[tuple[str, int]]:
     """Return the folders of `checkpoints.save` that retention would keep beside the snapshots, the newest first.
 
-    saves: marks and times (Unix seconds) of the folders that are in no snapshot. A folder whose number is taken is
-    left out.
+    saves: marks and times (Unix seconds) of the folders that are in no snapshot. Each folder comes with the number of
+    its snapshot: the step, or a lower one that is free.
     """
     stored = [candidate_of(manifest) for manifest in manifests]
     taken = {candidate.number for candidate in stored if candidate.claim == claim}
-    found = {
-        Candidate(claim, mark.step, mark.metric, mark.metric_mode, at): name
-        for name, (mark, at) in saves.items()
-        if mark.step not in taken
-    }
+    found: dict[Candidate, str] = {}
+    for name in sorted(saves, key=lambda name: saves[name][0].step, reverse=True):
+        mark, at = saves[name]
+        number = next((number for number in range(mark.step, -1, -1) if number not in taken), None)
+        if number is not None:
+            taken.add(number)
+            found[Candidate(claim, number, mark.metric, mark.metric_mode, at, save=name)] = name
     keep_all = kept([*found, *stored], keep, keep_every)
-    return [found[candidate] for candidate in sorted(found.keys() & keep_all, reverse=True)]
+    chosen = sorted(found.keys() & keep_all, key=lambda candidate: candidate.number, reverse=True)
+    return [(found[candidate], candidate.number) for candidate in chosen]
 
 
 def new_names(nodes: Mapping[str, Node], before: Mapping[str, Node]) -> tuple[str, ...]:

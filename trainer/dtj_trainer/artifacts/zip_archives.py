@@ -20,3 +20,5 @@ def is_whole(path: Path) -> bool | None:
             return zipfile.is_zipfile(content)
     except OSError:
         return None
+    except zipfile.BadZipFile:  # It is no archive of one file.
+        return None
