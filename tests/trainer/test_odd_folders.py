@@ -21,6 +21,7 @@ from dtj_trainer.artifacts.look import SECOND, Look, Node
 from dtj_trainer.artifacts.picture import AT_LONGEST, Picture, Pictures
 from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.retention import Candidate, kept
+from dtj_trainer.artifacts.s3 import S3Error
 
 
 class Store:
@@ -199,6 +200,32 @@ def test_the_restored_step_may_be_saved_again_with_files_on_demand(
     assert ended(sync)
     (state,) = [file for file in newest(store.job).files if file.path == "5/a.distcp"]
     assert state.sha256 == sha256(b"second").hexdigest()
+
+
+def test_an_older_save_gets_no_key_that_another_snapshot_names(folder: Path, store: Store) -> None:
+    """The number of the older save is that of a snapshot that was given up, and whose file a later one names."""
+    sync = uploader(folder, store.job)
+
+    def save(step: int) -> None:
+        checkpoints.save(step, lambda path: (path / "state").write_text(f"{step}") and None)
+
+    (folder / "2").mkdir()
+    (folder / "2/state").write_text("of no save")
+
+    def away(request: str) -> None:
+        if "manifest" in request:
+            raise S3Error("away", transient=True)
+
+    store.before = away
+    with pytest.raises(S3Error, match="away"):
+        ended(sync)
+    store.before = lambda request: None
+    shutil.rmtree(folder / "2")
+    write(folder, other="1")
+    for step in (3, 1, 2):
+        save(step)
+    assert ended(sync)
+    assert store.is_whole()
 
 
 def test_a_save_counts_once_however_often_a_file_beside_it_changes() -> None:

@@ -42,6 +42,12 @@ class CheckpointIndex:
         """The manifests in the order in which a restore tries them."""
         return sorted(self.manifests.values(), key=age, reverse=True)
 
+    def keys_in(self, folder: str) -> set[str]:
+        """Return the keys below a folder that a manifest names, of whatever snapshot."""
+        below = f"{folder}/"
+        files = (file for manifest in self.manifests.values() for file in manifest.files)
+        return {file.key for file in files if file.key.startswith(below)}
+
     def kept(self, keep: int, keep_every: float) -> set[str]:
         """Return the folders of the snapshots that retention keeps; see `retention.kept`."""
         return folders_kept(self.manifests, keep, keep_every)

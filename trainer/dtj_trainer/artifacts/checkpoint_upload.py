@@ -279,7 +279,7 @@ class CheckpointUploader:
             and self._unreadable.get(node.path) != node
             and (node != last.get(node.path) or node == self._pictures.nodes.get(node.path))
         ]
-        taken = self._sent.keys() if lacking else set()
+        taken = self._sent.keys() | self._loaded_index().keys_in(folder) if lacking else set()
         keys = keys_of(lacking, folder, due.saved if due.alone else None, taken)
         busy = [node for node in lacking if node.path in picture.busy]
         calm = {node: key for node, key in keys.items() if node.path not in picture.busy}

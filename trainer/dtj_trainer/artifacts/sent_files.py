@@ -62,6 +62,7 @@ class SentFiles:
         self._sent: dict[_Content, StoredFile] = {}
         self._written: dict[_Written, StoredFile] = {}
         self._copies: dict[Node, Path] = {}
+        shutil.rmtree(local.parent / _ASIDE, ignore_errors=True)  # Of a process that was killed.
 
     def get(self, node: Node) -> StoredFile | None:
         """Return the stored file with the content of a local file, wherever that was when it was sent."""
