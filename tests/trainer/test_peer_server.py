@@ -17,7 +17,7 @@ from tests.trainer.conftest import until
 from tests.trainer.loopback_pods import LoopbackPods, free_port
 
 from dtj_trainer.artifacts import offered_files, peer_askers, peer_server
-from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile
+from dtj_trainer.artifacts.manifest import Manifest, StoredFile
 from dtj_trainer.artifacts.peer_askers import Askers, trackers_of
 from dtj_trainer.artifacts.peer_server import PeerServer
 
@@ -36,7 +36,7 @@ class Server:
         self.running.start()
         (folder / "a").write_bytes(CONTENT)
         files = (StoredFile("a", "a", SIZE, SHA256), StoredFile("b", "b", 3, "0" * 64))
-        manifest = Manifest(1, "", 1, (Entry("a", "file"), Entry("b", "file")), files)
+        manifest = Manifest(1, 1, "", 1, files)
         self.running.files.offer(manifest, folder)
 
     def connected(self) -> socket.socket:
