@@ -19,8 +19,6 @@ from dtj_trainer.artifacts.s3 import DamagedObject, NoSuchKey
 from dtj_trainer.clock import seconds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dtj_trainer.artifacts.store import Store
 
 log = logging.getLogger(__name__)
@@ -33,8 +31,8 @@ class CheckpointIndex:
     manifests: dict[str, Manifest] = field(default_factory=dict)
     bare: set[str] = field(default_factory=set)
     """Folders without a manifest: of an upload under way or given up, or with files that other snapshots name."""
-    damaged: dict[str, str] = field(default_factory=dict)
-    """What is wrong with a manifest, by folder."""
+    damaged: set[str] = field(default_factory=set)
+    """Folders whose manifest can't be trusted."""
     newer: set[str] = field(default_factory=set)
     """Folders whose manifest a later release wrote. Nothing removes these folders."""
 
@@ -50,13 +48,8 @@ class CheckpointIndex:
 
     def kept(self, keep: int, keep_every: float) -> set[str]:
         """Return the folders of the snapshots that retention keeps; see `retention.kept`."""
-        return folders_kept(self.manifests, keep, keep_every)
-
-
-def folders_kept(manifests: Mapping[str, Manifest], keep: int, keep_every: float) -> set[str]:
-    """Return the folders of the snapshots that retention keeps among these."""
-    candidates = {candidate_of(manifest): folder for folder, manifest in manifests.items()}
-    return {candidates[candidate] for candidate in kept(candidates, keep, keep_every)}
+        candidates = {candidate_of(manifest): folder for folder, manifest in self.manifests.items()}
+        return {candidates[candidate] for candidate in kept(candidates, keep, keep_every)}
 
 
 def age(manifest: Manifest) -> tuple[int, int]:
@@ -105,6 +98,6 @@ def read_index(store: Store) -> CheckpointIndex:
             index.newer.add(folder)
         except NoSuchKey:
             index.bare.add(folder)
-        except (ManifestError, DamagedObject) as error:
-            index.damaged[folder] = str(error)
+        except (ManifestError, DamagedObject):
+            index.damaged.add(folder)
     return index

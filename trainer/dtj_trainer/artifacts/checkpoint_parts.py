@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 from dtj_trainer.artifacts.fence import Superseded, read_claim
 from dtj_trainer.artifacts.folder_looks import walk
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, prune, saved_folders
-from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, folder_name
+from dtj_trainer.artifacts.manifest import (
+    PARTS,
+    PODS,
+    Manifest,
+    ManifestError,
+    StoredFile,
+    folder_name,
+)
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sent_files import Changed, SentFiles
 from dtj_trainer.artifacts.snapshot import keys_of
@@ -30,10 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PARTS = "parts"
-"""The folder of part manifests in a checkpoint's folder."""
-PODS = "pods"
-"""The folder of other pods' files in a checkpoint's folder."""
 LATE_SECONDS = 30.0
 """How long the pod with the claim waits, after the end of its program, for the parts of other pods."""
 
@@ -50,11 +53,6 @@ def read_parts(store: Store, folder: str) -> list[Manifest]:
         except ManifestError as error:
             log.warning("part %s can't be used: %s", store.uri(item.key), error)
     return found
-
-
-def has_parts(store: Store, folder: str) -> bool:
-    """Return whether a pod without the claim has uploaded a file into a checkpoint's folder. Raises S3Error."""
-    return any(True for _ in store.objects(f"{folder}/{PODS}"))
 
 
 def united(files: tuple[StoredFile, ...], parts: list[Manifest]) -> tuple[StoredFile, ...]:

@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, candidate_of
+from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex
 from dtj_trainer.artifacts.manifest import folder_name, number_and_claim
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import DELETE_BATCH
@@ -77,11 +77,11 @@ class CheckpointRemoval:
             if (place := number_and_claim(folder)) and place[1] < self._fence.number
         }
         # In a snapshot of a folder of `save`, only the snapshot names its files.
-        whole = {folder for folder, manifest in index.manifests.items() if candidate_of(manifest).whole}
-        for folder in sorted(earlier - (index.manifests.keys() - whole)):
-            index.damaged.pop(folder, None)
+        alone = {folder for folder, manifest in index.manifests.items() if manifest.of_save}
+        for folder in sorted(earlier - alone):
             self._delete_unnamed(index, (item.key for item in self._store.objects(folder)), folder)
         index.bare -= earlier
+        index.damaged -= earlier
 
     def prune(self, index: CheckpointIndex) -> None:
         """Delete snapshots except those to keep, and take them out of the index."""

@@ -68,7 +68,7 @@ class FolderPictures:
 
     def look(self, *, over: bool = False) -> None:
         """Look at the folder. over: the program has ended."""
-        with suppress(OSError):  # The program may have removed the folder.
+        with suppress(OSError):  # The folder can't be listed at the moment.
             look = self._looks.look()
             # The death of a program closes files, before anybody tells of the death. Ask after the look.
             if over or self._program_runs():

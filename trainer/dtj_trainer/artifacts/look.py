@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Container, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -66,6 +66,11 @@ def is_below(path: str, roots: Set[str]) -> bool:
     return bool(roots) and (path in roots or any(folder in roots for folder in folders_of(path)))
 
 
+def topmost_new(path: str, known: Container[str]) -> str:
+    """Return the topmost folder of a path that is not among the known ones; the path itself without one."""
+    return next((folder for folder in folders_of(path) if folder not in known), path)
+
+
 def is_inside(path: str, target: str) -> bool:
     """Return whether a link with this path and target leads to a place in the checkpoints folder.
 
@@ -86,7 +91,7 @@ def _place_of(path: str) -> tuple[str, str]:
     return parent, _kind(name)
 
 
-def elders_of(folders: Set[str], *looks: Mapping[str, Node]) -> dict[str, str]:
+def _elders_of(folders: Set[str], *looks: Mapping[str, Node]) -> dict[str, str]:
     """Return the elder of each folder that has one: of those whose names are of the same kind, the newest before it.
 
     looks: the nodes of looks, by path. The first that has a folder says how old the folder is.
@@ -104,7 +109,7 @@ def elders_of(folders: Set[str], *looks: Mapping[str, Node]) -> dict[str, str]:
     return elders
 
 
-def kinds_in(nodes: Mapping[str, Node], folders: Set[str]) -> dict[str, set[str]]:
+def _kinds_in(nodes: Mapping[str, Node], folders: Set[str]) -> dict[str, set[str]]:
     """Return the kinds of files below each of the folders, by their paths in it with each run of digits as `#`."""
     found: dict[str, set[str]] = {folder: set() for folder in folders}
     for path, node in nodes.items() if folders else ():
@@ -113,3 +118,19 @@ def kinds_in(nodes: Mapping[str, Node], folders: Set[str]) -> dict[str, set[str]
                 if folder in found:
                     found[folder].add(_kind(path[len(folder) + 1 :]))
     return found
+
+
+def fewer_kinds(folders: Set[str], last: Mapping[str, Node], nodes: Mapping[str, Node]) -> set[str]:
+    """Return the folders that have fewer kinds of files than their elder, or than they had before.
+
+    last, nodes: what was there before, and now. A folder that was there before is its own elder.
+    """
+    elders = _elders_of(folders - last.keys(), last, nodes)
+    elder_or_itself = {elders.get(folder, folder) for folder in folders}
+    before, now = _kinds_in(last, elder_or_itself), _kinds_in(nodes, elder_or_itself | folders)
+    return {
+        folder
+        for folder in folders
+        if len(now[folder])
+        < len(before[folder] if folder not in elders else before[elders[folder]] | now[elders[folder]])
+    }

@@ -16,13 +16,20 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
-from dtj_trainer.artifacts.look import folders_of, is_inside
+from dtj_trainer.artifacts.look import folders_of, is_below, is_inside
 
 MetricMode = Literal["max", "min"]
 
 VERSION = 2
 """The version of new manifests, and the newest version that this release reads. Version 1 had one checkpoint of the
 program, without links, empty folders and times; its keys were relative to its own folder."""
+PARTS = "parts"
+"""The folder of part manifests in a snapshot's folder; see `checkpoint_parts`."""
+PODS = "pods"
+"""The folder of other pods' files in a snapshot's folder."""
+DAMAGED_FILE = "damaged.txt"
+"""What a rank puts into a snapshot's folder when a file is damaged, so that later restores skip the snapshot: the
+description of the fault."""
 UNKNOWN_TIME = -1
 """A modification time that version 1 does not have."""
 _LATEST_NS = 2**62
@@ -93,21 +100,25 @@ class Manifest:
     claim: int = 1
     version: int = VERSION
 
+    @property
+    def nodes(self) -> list[StoredNode]:
+        """All files, folders and links."""
+        return [*self.files, *self.folders, *self.links]
+
     @cached_property
+    def marks(self) -> list[StoredFile]:
+        """The marks of the folders of `checkpoints.save`."""
+        return [file for file in self.files if file.path.partition("/")[2] == MARK_FILE]
+
+    @property
     def save(self) -> str:
-        """The key of the mark of the newest folder of `checkpoints.save` in it; empty if there is none."""
-        marks = {file.path.partition("/")[0]: file.key for file in self.files if _is_mark(file.path)}
-        return marks[max(marks)] if marks else ""
+        """Identifies the folder of `checkpoints.save` in it by the key of the mark; empty if there is none."""
+        return max(self.marks, key=lambda mark: mark.path).key if self.marks else ""
 
     @property
     def folder(self) -> str:
         """The folder's name below the checkpoints prefix."""
         return folder_name(self.number, self.claim)
-
-    @property
-    def name(self) -> str:
-        """The step, or the number where nothing names the step, for messages."""
-        return str(self.number if self.step is None else self.step)
 
     @property
     def size(self) -> int:
@@ -117,17 +128,14 @@ class Manifest:
     @cached_property
     def of_save(self) -> bool:
         """Whether a folder of `checkpoints.save` is all of it."""
-        first = next((file.path.partition("/")[0] for file in self.files), "")
-        nodes: list[StoredNode] = [*self.files, *self.folders, *self.links]
-        return f"{first}/{MARK_FILE}" in {file.path for file in self.files} and all(
-            node.path.partition("/")[0] == first for node in nodes
-        )
+        tops = {mark.path.partition("/")[0] for mark in self.marks}
+        return len(tops) == 1 and all(is_below(node.path, tops) for node in self.nodes)
 
     @property
     def paths(self) -> set[str]:
         """The paths of all files, folders and links."""
-        nodes: list[StoredNode] = [*self.files, *self.folders, *self.links]
-        return {node.path for node in nodes} | {folder for node in nodes for folder in folders_of(node.path)}
+        paths = {node.path for node in self.nodes}
+        return paths | {folder for path in paths for folder in folders_of(path)}
 
     def to_json(self) -> bytes:
         """Serialize the manifest as it is stored in the bucket."""
@@ -237,11 +245,6 @@ def _key(value: object) -> str:
     if not key or key.startswith("/") or ".." in key.split("/"):
         raise ManifestError(f"the manifest names a key outside the checkpoints prefix: {key!r}")
     return key
-
-
-def _is_mark(path: str) -> bool:
-    folder, _, name = path.partition("/")
-    return bool(folder) and name == MARK_FILE
 
 
 def _mode(value: object) -> MetricMode:

@@ -26,7 +26,7 @@ class Track:
     """The look that first found the present content."""
 
     def forget_times(self, now: int) -> None:
-        """Begin to wait anew: the clock was set back."""
+        """Restart all waits, because the clock was set back."""
         self.changes, self.seen_ns, self.began_ns = (), now, min(self.began_ns, now)
         self.open_since = None if self.open_since is None else now
         self.closed_since = None if self.closed_since is None else now

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import SYNC_TIMEOUT_SECONDS, retry_transient
 from dtj_trainer.artifacts.file_fetch import Near, fetch_files
-from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, RECORD_FILE, read_mark
-from dtj_trainer.artifacts.manifest import StoredFile
+from dtj_trainer.artifacts.local_checkpoints import RECORD_FILE, read_mark
+from dtj_trainer.artifacts.manifest import DAMAGED_FILE, StoredFile
 from dtj_trainer.artifacts.peer_client import CheckpointPeers
 from dtj_trainer.artifacts.peer_hosts import peers_from_environment
 from dtj_trainer.artifacts.s3 import S3Error
@@ -36,19 +36,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DAMAGED_FILE = "damaged.txt"
-"""What a rank puts into a checkpoint's folder in the bucket when a file is damaged, so that later restores skip the
-checkpoint: the description of the fault."""
-
-
-def marks(manifest: Manifest) -> list[StoredFile]:
-    """Return the mark files of a checkpoint's directories."""
-    return [file for file in manifest.files if _place(file)[1:] == (MARK_FILE,)]
-
 
 def on_demand_files(manifest: Manifest, arriving: Path) -> list[StoredFile]:
     """Return the files that a restore leaves out, by the marks, which are below `arriving` already."""
-    patterns = {_place(file)[0]: read_mark((arriving / file.path).parent) for file in marks(manifest)}
+    patterns = {_place(file)[0]: read_mark((arriving / file.path).parent) for file in manifest.marks}
     return [
         file
         for file in manifest.files

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
-from dtj_trainer.artifacts.look import SECOND, Look, Node, elders_of, folders_of, is_below, kinds_in
+from dtj_trainer.artifacts.look import SECOND, Look, Node, fewer_kinds, folders_of, is_below, topmost_new
 from dtj_trainer.artifacts.node_track import Track
 
 SHORT_SETTLE = 1 * SECOND
@@ -20,7 +20,7 @@ NEVER_QUIET = 30 * SECOND
 OPEN_LIMIT = 120 * SECOND
 """How long an open file, or an archive without its end, delays pictures."""
 FEWER_LIMIT, FEWER_AT_MOST = 300 * SECOND, 1800 * SECOND
-"""How long a folder that may lack files delays pictures: after its last change, and in all."""
+"""How long a folder that may lack files delays pictures: after its last change, and in total."""
 AT_LONGEST = 600 * SECOND
 """After so long with something new and without a picture, what is unfinished is passed over."""
 LOG_BYTES = 64 * 10**6
@@ -105,7 +105,7 @@ class Pictures:
             self._unquiet_since = look.at_ns
 
     def _forget_times(self, now: int) -> None:
-        """Begin to wait anew: the clock was set back."""
+        """Restart all waits, because the clock was set back."""
         self._removed_ns = self._taken_ns = 0
         self._unquiet_since, self._new_since, self._fewer_since = None, None, {}
         for track in self._tracks.values():
@@ -154,7 +154,7 @@ class Pictures:
             if track.open_since is not None:
                 if now - track.open_since >= OPEN_LIMIT:
                     log = node.size - track.size_when_opened < LOG_BYTES
-                    over.add(path if log else self._topmost_new(path))
+                    over.add(path if log else topmost_new(path, self.last))
                 elif self._busy(path, now):
                     over.add(path)
                 else:
@@ -162,7 +162,7 @@ class Pictures:
             elif path in torn:
                 if now - self._changed_ns(path) < OPEN_LIMIT:
                     return Waits("the archive has no end", path), over
-                over.add(self._topmost_new(path))
+                over.add(topmost_new(path, self.last))
         if (settle := self._changing(now, self._needed(over), over)) is not None:
             return settle, over
         fewer = self._fewer()
@@ -180,7 +180,7 @@ class Pictures:
             track = self._tracks[path]
             recent = now - self._changed_ns(path) < SHORT_SETTLE and not self._renamed(path)
             if track.open_since is not None or recent or self._look.archives.get(path) is False:
-                restless.add(path if self._busy(path, now) else self._topmost_new(path))
+                restless.add(path if self._busy(path, now) else topmost_new(path, self.last))
         return restless
 
     def _changed_ns(self, path: str) -> int:
@@ -249,18 +249,8 @@ class Pictures:
         changed = {
             folder: at for folder, at in changed.items() if folder.partition("/")[0] not in self._look.steps
         }
-        elders = elders_of(changed.keys() - self.last.keys(), self.last, self._look.nodes)
-        elder_or_itself = {elders.get(folder, folder) for folder in changed}
-        before, now = (
-            kinds_in(self.last, elder_or_itself),
-            kinds_in(self._look.nodes, elder_or_itself | changed.keys()),
-        )
-        return {
-            folder: at
-            for folder, at in changed.items()
-            if len(now[folder])
-            < len(before[folder] if folder not in elders else before[elders[folder]] | now[elders[folder]])
-        }
+        fewer = fewer_kinds(changed.keys(), self.last, self._look.nodes)
+        return {folder: at for folder, at in changed.items() if folder in fewer}
 
     # --- after a kill ----------------------------------------------------------------------------
 
@@ -279,7 +269,9 @@ class Pictures:
     def _cut(self, cut: int) -> int:
         """Return the latest moment, not after the given one, at which no new folder was under way."""
         while True:
-            later = {self._topmost_new(path) for path in self._new(files=True) if not self._before(path, cut)}
+            later = {
+                topmost_new(path, self.last) for path in self._new(files=True) if not self._before(path, cut)
+            }
             began = self._began({root for root in later if self._look.nodes[root].kind == "directory"})
             if began is None or began >= cut:
                 return cut
@@ -344,7 +336,3 @@ class Pictures:
 
     def _busy(self, path: str, now: int) -> bool:
         return path in self._tracks and self._tracks[path].busy(now)
-
-    def _topmost_new(self, path: str) -> str:
-        """Return the topmost folder of the path that the last picture lacks; the path without one."""
-        return next((folder for folder in folders_of(path) if folder not in self.last), path)

@@ -13,7 +13,7 @@ from dtj_trainer.artifacts.file_fetch import Near, fetch_files
 from dtj_trainer.artifacts.folder_looks import walk
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
 from dtj_trainer.artifacts.manifest import UNKNOWN_TIME
-from dtj_trainer.artifacts.on_demand import fault_in_bucket, marks, on_demand_files, write_records
+from dtj_trainer.artifacts.on_demand import fault_in_bucket, on_demand_files, write_records
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, write_state
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def put_back(
     if near.offered:
         near.offered.offer(manifest, arriving, folder)
     stays = _staying(manifest, present or {}, folder)
-    fault = (not whole and fetch_files(store, marks(manifest), arriving, near)) or None
+    fault = (not whole and fetch_files(store, manifest.marks, arriving, near)) or None
     later = [] if whole or fault else on_demand_files(manifest, arriving)
     fault = fault or fault_in_bucket(store, manifest.folder, later)
     now = [file for file in manifest.files if file not in later and file.path not in stays]
@@ -97,7 +97,7 @@ def _set_times_in_order(nodes: list[StoredNode], folder: Path) -> None:
 def _staying(manifest: Manifest, present: Mapping[str, StoredFile], folder: Path) -> set[str]:
     """Return the paths of files that are in place. A folder of `checkpoints.save` stays as a whole, or not at all."""
     stays = {file.path for file in manifest.files if _stays(file, present.get(file.path), folder)}
-    new = {file.path.partition("/")[0] for file in marks(manifest) if file.path not in stays}
+    new = {file.path.partition("/")[0] for file in manifest.marks if file.path not in stays}
     return {path for path in stays if path.partition("/")[0] not in new}
 
 
@@ -130,8 +130,7 @@ def _complete(manifest: Manifest, arriving: Path) -> None:
 
 
 def _oldest_first(manifest: Manifest) -> list[StoredNode]:
-    nodes: list[StoredNode] = [*manifest.files, *manifest.folders, *manifest.links]
-    return sorted(nodes, key=lambda node: (node.mtime_ns, node.path))
+    return sorted(manifest.nodes, key=lambda node: (node.mtime_ns, node.path))
 
 
 def _set_time(path: Path, mtime_ns: int) -> None:

@@ -63,7 +63,7 @@ def kept(candidates: Iterable[Candidate], newest: int, every_seconds: float = 0.
 
 
 def _newest(ordered: list[Candidate], count: int) -> Iterator[Candidate]:
-    """Yield so many of the newest candidates, each save once."""
+    """Yield the newest candidates, at most `count`; of those with the same folder of `save`, the newest alone."""
     saves: set[str] = set()
     for candidate in reversed(ordered):
         if candidate.save not in saves:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import candidate_of
-from dtj_trainer.artifacts.look import folders_of
-from dtj_trainer.artifacts.manifest import StoredFolder, StoredLink
+from dtj_trainer.artifacts.look import topmost_new
+from dtj_trainer.artifacts.manifest import DAMAGED_FILE, PARTS, PODS, StoredFolder, StoredLink
 from dtj_trainer.artifacts.retention import Candidate, kept
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _INDEX = re.compile(r"-(\d{1,18})\.index$")
 _MOST_KEY_BYTES = 800
 """A key has at most 1,024 bytes in S3, those of the job's prefix among them."""
+_NAMED = "named"
+"""The folder of files whose paths can't be keys."""
 _NEW_NAMES = 3
 
 
@@ -94,7 +96,7 @@ def new_names(nodes: Mapping[str, Node], before: Mapping[str, Node]) -> tuple[st
     newest: dict[str, int] = {}
     for path, node in nodes.items():
         if node.kind != "directory" and not node.same(before.get(path)):
-            name = next((folder for folder in folders_of(path) if folder not in before), path)
+            name = topmost_new(path, before)
             newest[name] = max(newest.get(name, 0), node.changed_ns)
     return tuple(sorted(newest, key=lambda name: newest[name], reverse=True)[:_NEW_NAMES])
 
@@ -130,12 +132,12 @@ def keys_of(nodes: Iterable[Node], folder: str, saved: str | None, taken: Set[st
 def _safe(path: str) -> str:
     """Return a path as a key: some names have a meaning here, and some are too much for stores or shells."""
     first = path.partition("/")[0]
-    reserved = path in {contract.MANIFEST_FILE, "damaged.txt"} or first in {"pods", "parts", "named"}
+    reserved = path in {contract.MANIFEST_FILE, DAMAGED_FILE} or first in {PODS, PARTS, _NAMED}
     odd = any(part in {"", ".", ".."} for part in path.split("/")) or any(
         ord(character) < 32 or ord(character) == 127 or 0xD800 <= ord(character) < 0xE000
         for character in path
     )
     content = path.encode(errors="surrogateescape")
     if reserved or odd or len(content) > _MOST_KEY_BYTES:
-        return f"named/{hashlib.sha256(content).hexdigest()}"
+        return f"{_NAMED}/{hashlib.sha256(content).hexdigest()}"
     return path
