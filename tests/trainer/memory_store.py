@@ -86,6 +86,10 @@ class MemoryStore(Store):
             raise s3.NoSuchKey(f"{key} does not exist") from None
         return content, _etag(content)
 
+    def get_changed(self, key: str, etag: str | None, most: int) -> tuple[bytes, str] | None:
+        content, now = self.get_with_etag(key)
+        return None if now == etag else (content[:most], now)
+
     def etag(self, key: str) -> str:
         return self.get_with_etag(key)[1]
 

@@ -138,7 +138,7 @@ def test_after_the_end_parts_are_awaited_for_a_while(
     monkeypatch.setattr(checkpoint_parts, "LATE_SECONDS", 0.0)
     assert job.passes(0, ended=True) == [True]
     assert "10 has 1 of 3 parts" not in caplog.text
-    assert "has 2 of 3 parts: other pods have not uploaded their parts" in caplog.text
+    assert "has 2 of 3 parts: other pods have not uploaded their files" in caplog.text
     assert steps_in(job.store) == []
 
 

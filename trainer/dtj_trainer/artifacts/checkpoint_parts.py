@@ -12,9 +12,10 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from dtj_trainer.artifacts.fence import Superseded, read_claim
+from dtj_trainer.artifacts.fence import claim_of_attempt
 from dtj_trainer.artifacts.folder_looks import walk
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, prune, saved_folders
+from dtj_trainer.artifacts.look import is_below
 from dtj_trainer.artifacts.manifest import (
     PARTS,
     PODS,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dtj_trainer.artifacts.look import Node
+    from dtj_trainer.artifacts.snapshot import Due
     from dtj_trainer.artifacts.store import Store
 
 log = logging.getLogger(__name__)
@@ -67,6 +69,26 @@ def united(files: tuple[StoredFile, ...], parts: list[Manifest]) -> tuple[Stored
     return tuple(all_files)
 
 
+def with_parts(
+    store: Store, due: Due, files: tuple[StoredFile, ...], last: Manifest | None, claim: int
+) -> tuple[tuple[StoredFile, ...], str]:
+    """Return the files of a snapshot with the parts of other pods, and what is missing. Raises S3Error.
+
+    last: the last snapshot of the folder, if it has the same folder of `save`.
+    """
+    if due.mark is None or due.mark.parts == 1 or due.saved is None:
+        return files, ""
+    if last:
+        own = {file.path for file in files}
+        before = (file for file in last.files if is_below(file.path, {due.saved}))
+        return (*files, *(file for file in before if file.path not in own)), ""
+    folder = folder_name(due.mark.step, claim)
+    found = read_parts(store, folder)
+    if len(found) < due.mark.parts - 1:
+        return files, f"checkpoint {store.uri(folder)} has {len(found) + 1} of {due.mark.parts} parts"
+    return united(files, found), ""
+
+
 class Lateness:
     """How long a pod whose program has ended waits for the parts of other pods."""
 
@@ -79,7 +101,7 @@ class Lateness:
         self._since = self._now() if self._since is None else self._since
         if self._now() - self._since < LATE_SECONDS:
             return False
-        log.warning("%s: other pods have not uploaded their parts; it does not count", lacking)
+        log.warning("%s: other pods have not uploaded their files; it does not count", lacking)
         return True
 
 
@@ -159,13 +181,7 @@ class PartUploader:
         return True
 
     def _claim(self) -> int | None:
-        """Return the number of this attempt's claim, None if there is none yet. Raises Superseded."""
-        found, _ = read_claim(self._job, self._claim_key)
-        if found is None or found.attempt < self._attempt:
-            return None
-        if found.attempt > self._attempt:
-            raise Superseded(f"attempt {found.attempt} has taken over {self._job.location.uri}")
-        return found.number
+        return claim_of_attempt(self._job, self._claim_key, self._attempt)
 
     def _count_bytes(self, amount: int) -> None:
         with self._lock:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from dtj_trainer.artifacts.fence import Fence
     from dtj_trainer.artifacts.manifest import Manifest
+    from dtj_trainer.artifacts.other_pods import OtherPods
     from dtj_trainer.artifacts.sent_files import SentFiles
     from dtj_trainer.artifacts.store import Store
 
@@ -30,15 +31,25 @@ class CheckpointRemoval:
 
     `store` is the job's checkpoints prefix; `fence` says whether this attempt may still write there. `keep` is the
     number of the newest snapshots that stay, `keep_every` the period in seconds. `sent` forgets the files that are
-    removed.
+    removed. `others`: the keys that other pods name stay as well.
     """
 
-    def __init__(self, store: Store, *, fence: Fence, keep: int, keep_every: float, sent: SentFiles) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        fence: Fence,
+        keep: int,
+        keep_every: float,
+        sent: SentFiles,
+        others: OtherPods,
+    ) -> None:
         self._store = store
         self._fence = fence
         self._keep = keep
         self._keep_every = keep_every
         self._sent = sent
+        self._others = others
         self._dropped: dict[str, Manifest] = {}
         """Snapshots whose manifest is deleted and whose files are not yet, by folder."""
         self._undeletable: set[str] = set()
@@ -103,6 +114,7 @@ class CheckpointRemoval:
         own = self._fence.number
         named = {file.key for manifest in index.manifests.values() for file in manifest.files}
         named.update(f"{folder}/{contract.MANIFEST_FILE}" for folder in index.manifests)
+        named |= self._others.named
         unnamed = [
             key
             for key in dict.fromkeys(keys)

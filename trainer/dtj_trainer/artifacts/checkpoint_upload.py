@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, read_index
-from dtj_trainer.artifacts.checkpoint_parts import Lateness, read_parts, united
 from dtj_trainer.artifacts.checkpoint_removal import CheckpointRemoval
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.folder_pictures import FolderPictures
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, newest_of, prune
 from dtj_trainer.artifacts.look import is_below
-from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, check_paths, folder_name
+from dtj_trainer.artifacts.manifest import PODS, Manifest, ManifestError, StoredFile, check_paths, folder_name
+from dtj_trainer.artifacts.other_pods import OtherPods
 from dtj_trainer.artifacts.picture import NOTHING, Picture, Waits
+from dtj_trainer.artifacts.pod_manifest import ANNOUNCED
 from dtj_trainer.artifacts.sent_files import Changed, SentFiles
 from dtj_trainer.artifacts.snapshot import (
     Due,
@@ -67,8 +68,12 @@ class CheckpointUploader:
         step_at: StepAt,
         program_runs: Callable[[], bool] = lambda: True,
         keep_every: float = 0.0,
+        shards: bool = False,
     ) -> None:
-        """`keep`, `keep_every`: of the snapshots in the bucket; see `kept`."""
+        """`keep`, `keep_every`: of the snapshots in the bucket; see `kept`.
+
+        `shards`: other pods may have files that this one has not; see `pod_manifest`.
+        """
         self._folder = folder
         self._store = store
         self._fence = fence
@@ -82,16 +87,15 @@ class CheckpointUploader:
         self._on_demand: dict[Node, list[StoredFile]] = {}
         """Files of the restored snapshot that are in the bucket alone, by the mark of their folder."""
         self._sent = SentFiles(store, folder, self._count_bytes)
+        self._others = OtherPods(store, fence, shards=shards)
         self._removal = CheckpointRemoval(
-            store, fence=fence, keep=keep, keep_every=keep_every, sent=self._sent
+            store, fence=fence, keep=keep, keep_every=keep_every, sent=self._sent, others=self._others
         )
         self._unreadable: dict[str, Node] = {}  # As they were then, by path.
         self._voids = 0
         self._begun: set[int] = set()  # Numbers of snapshots that are not completed.
         self._under_way: Due | None = None
         self._last: Manifest | None = None
-        self._lacking = ""  # The newest checkpoint that lacks parts of other pods.
-        self._lateness = Lateness()
         self._lock = threading.Lock()
         self._newest: contract.CheckpointRef | None = None
         self.bytes_uploaded = 0
@@ -110,6 +114,7 @@ class CheckpointUploader:
         """Take the folder as a restore of this snapshot left it. own: the snapshot is one of this job."""
         restored = self._pictures.begin_from(manifest.paths)
         self._done.update(node for node in restored.values() if node.kind == "file")
+        self._others.note_restored(manifest, restored)
         if own:
             for file in manifest.files:
                 node = restored.get(file.path)
@@ -144,12 +149,15 @@ class CheckpointUploader:
                 self._pictures.look(over=over)
             index = self._loaded_index()
             self._store.uploads.abort_changed()
+            self._others.lacking = ""
             found: Picture | Waits = NOTHING
             if self._under_way is None:
                 found = self._pictures.due(ended=ended, died_ns=died_ns)
+                last = self._pictures.last
+                if isinstance(found, Waits) and self._others.have_news(self._last, last, ended=over):
+                    found = Picture(last)
             newest = self._under_way or (self._named(index, found) if isinstance(found, Picture) else None)
-            # A checkpoint whose parts of other pods are late does not hold up the ones before.
-            self._lacking = ""
+            # A checkpoint whose files of other pods are late does not hold up the ones before.
             tried = False
             for due in (newest, *self._older_saves(index)):
                 if due is None:
@@ -163,8 +171,8 @@ class CheckpointUploader:
                     break
             else:
                 self._removal.prune(index)
-                if tried:
-                    return over and bool(self._lacking) and self._lateness.given_up(self._lacking)
+                if tried or (over and self._others.lacking):
+                    return over and self._others.given_up()
                 return over or found == NOTHING
             self._removal.prune(index)
         return over
@@ -187,7 +195,9 @@ class CheckpointUploader:
         step = mark.step if mark else step_of_tensorflow(nodes)
         if step is None:
             new = [node for path, node in nodes.items() if not node.same(self._pictures.last.get(path))]
-            step = self._step_at(max(node.changed_ns for node in new if node.kind != "directory"))
+            changed = [node.changed_ns for node in new if node.kind != "directory"]
+            before = self._last.step if self._last else None
+            step = self._step_at(max(changed)) if changed else before
         number = new_number(step, self._fence.number, index.manifests.values())
         alone = saved is not None and all(is_below(path, {saved}) for path in nodes)
         self._sent.keep_only([*self._pictures.nodes.values(), *self._pictures.last.values()])
@@ -232,6 +242,8 @@ class CheckpointUploader:
         self._fence.hold()
         self._store.put_bytes(f"{folder}/{contract.MANIFEST_FILE}", manifest.to_json())
         index.manifests[folder] = manifest
+        if not due.alone:
+            self._others.stored(manifest.files)
         if newest:
             self._pictures.taken(due.picture)
             self._last = manifest
@@ -269,6 +281,9 @@ class CheckpointUploader:
     def _send(self, due: Due, folder: str) -> list[StoredFile]:
         """Send the files of a picture that the bucket does not have; return all. Raises Changed, OSError, S3Error."""
         picture, last = due.picture, self._pictures.last
+        if picture.nodes is last:  # Other pods have files for the same picture.
+            return [file for file in (self._last.files if self._last else ()) if file.path in last]
+        self._others.announce(due)
         nodes = [node for node in picture.nodes.values() if node.kind == "file"]
         known = {node: stored for node in nodes if (stored := self._sent.get(node))}
         lacking = [
@@ -280,7 +295,10 @@ class CheckpointUploader:
             and (node != last.get(node.path) or node == self._pictures.nodes.get(node.path))
         ]
         taken = self._sent.keys() | self._loaded_index().keys_in(folder) if lacking else set()
-        keys = keys_of(lacking, folder, due.saved if due.alone else None, taken)
+        lent = [node for node in lacking if node in self._others.lent]
+        own = [node for node in lacking if node not in self._others.lent]
+        keys = keys_of(own, folder, due.saved if due.alone else None, taken)
+        keys |= keys_of(lent, f"{folder}/{PODS}/{ANNOUNCED}", None, taken)
         busy = [node for node in lacking if node.path in picture.busy]
         calm = {node: key for node, key in keys.items() if node.path not in picture.busy}
         if self._voids >= COPY_AFTER:
@@ -298,8 +316,8 @@ class CheckpointUploader:
 
     def _manifest(self, due: Due, files: list[StoredFile]) -> Manifest | None:
         """Return the manifest of a snapshot; None while parts of other pods are missing. Raises ManifestError."""
-        parts = self._parts(due, files)
-        if parts is None:
+        whole = self._others.files(due, files, self._last, self._pictures.last)
+        if whole is None:
             return None
         began, nodes, mark = time.thread_time(), due.picture.nodes, due.mark
         manifest = Manifest(
@@ -307,7 +325,7 @@ class CheckpointUploader:
             due.step,
             now_text(),
             self._fence.attempt,
-            parts,
+            whole,
             *folders_and_links(nodes),
             new=new_names(nodes, self._pictures.last),
             metric=mark.metric if mark else None,
@@ -317,24 +335,6 @@ class CheckpointUploader:
         check_paths(manifest)
         self._pictures.rest_after(time.thread_time() - began)
         return manifest
-
-    def _parts(self, due: Due, files: list[StoredFile]) -> tuple[StoredFile, ...] | None:
-        """Return the files with those of the other pods' parts; None until all parts are there."""
-        if due.mark is None or due.mark.parts == 1 or due.saved is None:
-            return tuple(files)
-        mark = f"{due.saved}/{MARK_FILE}"
-        if self._last and due.picture.nodes[mark] == self._pictures.last.get(mark):
-            own = {file.path for file in files}
-            before = (file for file in self._last.files if is_below(file.path, {due.saved}))
-            return (*files, *(file for file in before if file.path not in own))
-        folder = folder_name(due.mark.step, self._fence.number)
-        found = read_parts(self._store, folder)
-        if len(found) < due.mark.parts - 1:
-            self._lacking = (
-                f"checkpoint {self._store.uri(folder)} has {len(found) + 1} of {due.mark.parts} parts"
-            )
-            return None
-        return united(tuple(files), found)
 
     def _tell_newest(self, manifest: Manifest) -> None:
         found: contract.CheckpointRef = {"time": manifest.time, "uri": self._store.uri(manifest.folder)}

@@ -75,6 +75,16 @@ def read_claim(store: Store, key: str) -> tuple[Claim | None, str]:
     return claim, etag
 
 
+def claim_of_attempt(store: Store, key: str, attempt: int) -> int | None:
+    """Return the number of an attempt's claim, None if there is none yet. Raises Superseded and other S3Errors."""
+    found, _ = read_claim(store, key)
+    if found is None or found.attempt < attempt:
+        return None
+    if found.attempt > attempt:
+        raise Superseded(f"attempt {found.attempt} has taken over {store.location.uri}")
+    return found.number
+
+
 class Fence:
     """The claim of one process. Thread-safe."""
 

@@ -81,14 +81,15 @@ def is_inside(path: str, target: str) -> bool:
     return bool(target) and parts[0] != "" and above <= path.count("/") and ".." not in parts[above:]
 
 
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
+    """Return a name, or a path, with each run of digits as `#`."""
     return _DIGITS.sub("#", name)
 
 
-def _place_of(path: str) -> tuple[str, str]:
+def place_of(path: str) -> tuple[str, str]:
     """Return the folder of a path, and the kind of its name."""
     parent, _, name = path.rpartition("/")
-    return parent, _kind(name)
+    return parent, kind_of(name)
 
 
 def _elders_of(folders: Set[str], *looks: Mapping[str, Node]) -> dict[str, str]:
@@ -96,14 +97,14 @@ def _elders_of(folders: Set[str], *looks: Mapping[str, Node]) -> dict[str, str]:
 
     looks: the nodes of looks, by path. The first that has a folder says how old the folder is.
     """
-    found: dict[tuple[str, str], dict[str, int]] = {_place_of(folder): {} for folder in folders}
+    found: dict[tuple[str, str], dict[str, int]] = {place_of(folder): {} for folder in folders}
     for nodes in looks if folders else ():
         for path, node in nodes.items():
-            if node.kind == "directory" and (place := _place_of(path)) in found:
+            if node.kind == "directory" and (place := place_of(path)) in found:
                 found[place].setdefault(path, node.changed_ns)
     elders = {}
     for folder in folders:
-        siblings = found[_place_of(folder)]
+        siblings = found[place_of(folder)]
         if older := [path for path, at in siblings.items() if at < siblings[folder]]:
             elders[folder] = max(older, key=lambda path: siblings[path])
     return elders
@@ -116,7 +117,7 @@ def _kinds_in(nodes: Mapping[str, Node], folders: Set[str]) -> dict[str, set[str
         if node.kind != "directory":
             for folder in folders_of(path):
                 if folder in found:
-                    found[folder].add(_kind(path[len(folder) + 1 :]))
+                    found[folder].add(kind_of(path[len(folder) + 1 :]))
     return found
 
 

@@ -204,7 +204,7 @@ class Manifest:
 
 
 def _first_form(file: dict[str, Any], place: str) -> StoredFile:
-    key = f"{place}/{_key(file['key'])}"
+    key = f"{place}/{checked_key(file['key'])}"
     return StoredFile(str(file["path"]), key, int(file["size"]), str(file["sha256"]))
 
 
@@ -213,7 +213,7 @@ def _with_entries(manifest: Manifest, entries: Iterable[list[Any]], place: str) 
     own = f"{manifest.folder}/"
     for path, kind, size, mtime_ns, *rest in entries:
         if kind == "file":
-            key = _key(rest[1])
+            key = checked_key(rest[1])
             key = f"{place}/{key.removeprefix(own)}" if key.startswith(own) else key
             files.append(StoredFile(str(path), key, int(size), str(rest[0]), int(mtime_ns)))
         elif kind == "directory":
@@ -240,7 +240,8 @@ def number_and_claim(folder: str) -> tuple[int, int] | None:
     return found if folder_name(*found) == folder else None
 
 
-def _key(value: object) -> str:
+def checked_key(value: object) -> str:
+    """Return a key below the checkpoints prefix. Raises ManifestError for anything else."""
     key = str(value)
     if not key or key.startswith("/") or ".." in key.split("/"):
         raise ManifestError(f"the manifest names a key outside the checkpoints prefix: {key!r}")

@@ -22,6 +22,7 @@ from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.pace import Pace
 from dtj_trainer.artifacts.peer_client import CheckpointPeers
 from dtj_trainer.artifacts.peer_server import PeerServer
+from dtj_trainer.artifacts.pod_files_upload import PodFilesUploader
 from dtj_trainer.artifacts.pod_sources import METRICS_KEYS, PodFiles, pod_sources
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
@@ -78,6 +79,7 @@ class PodSync:
         )
         self._checkpoints: CheckpointUploader | None = None
         self._parts: PartUploader | None = None
+        self._pod_files: PodFilesUploader | None = None
         self._mirror: CheckpointMirror | None = None
         self._files: FileUploader | None = None
         self._loops: list[SyncLoop] = []
@@ -182,7 +184,8 @@ class PodSync:
                 keep_every=settings.keep_every,
                 settle_seconds=settings.settle_seconds,
                 step_at=self._step_at,
-                program_runs=lambda: not self._died and self._programs_run(),
+                program_runs=self._program_runs,
+                shards=settings.shards,
             )
             if self._restored:
                 self._checkpoints.note_restored(self._restored.manifest, own=self._restored.own)
@@ -218,13 +221,37 @@ class PodSync:
         self._loops.append(
             SyncLoop("uploading parts of checkpoints", self._parts.upload_pass, beside_program=True)
         )
+        if settings.shards:
+            self._pod_files = PodFilesUploader(
+                folder,
+                store,
+                store.below(contract.CHECKPOINTS),
+                claim_key=contract.CLAIM_FILE,
+                attempt=settings.attempt,
+                pod=settings.pod or socket.gethostname(),
+                settle_seconds=settings.settle_seconds,
+                program_runs=self._program_runs,
+            )
+            if self._restored:
+                self._pod_files.note_restored(self._restored.manifest.paths)
+            self._pod_files.start()
+            self._loops.append(
+                SyncLoop(
+                    "uploading checkpoint files of this pod", self._pod_files.upload_pass, beside_program=True
+                )
+            )
+
+    def _program_runs(self) -> bool:
+        return not self._died and self._programs_run()
 
     def warn_of_unuploaded(self) -> None:
         """Warn once of artifacts on a pod that does not upload them."""
         if self._settings.part == "primary" or self._store is None or self._warned:
             return
-        others = (contract.CHECKPOINTS, contract.TENSORBOARD) if self._settings.part == "other" else ()
-        for folder in (*others, contract.MODEL):
+        folders = [contract.MODEL]
+        if self._settings.part == "other":
+            folders += [contract.TENSORBOARD, *([] if self._settings.shards else [contract.CHECKPOINTS])]
+        for folder in folders:
             with contextlib.suppress(OSError):  # A program may remove the folders themselves.
                 for path in (self._settings.root / folder).iterdir():
                     if self._is_kept_here(path):
@@ -306,7 +333,8 @@ class PodSync:
     @property
     def bytes_uploaded(self) -> int:
         """Bytes sent so far."""
-        return sum(each.bytes_uploaded for each in (self._files, self._checkpoints, self._parts) if each)
+        each = (self._files, self._checkpoints, self._parts, self._pod_files)
+        return sum(uploader.bytes_uploaded for uploader in each if uploader)
 
     @property
     def failures(self) -> int:

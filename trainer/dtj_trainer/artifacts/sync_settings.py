@@ -39,6 +39,8 @@ class SyncSettings:
     """`<role>-<index>` of a pod whose utilisation is sampled."""
     peers: PeerHosts | None = None
     """The pods that restore with this one; None: it is alone."""
+    shards: bool = False
+    """Whether several pods run ranks, so that each may have checkpoint files that no other has."""
     tracked: bool = False
     """Whether this pod writes the job's run to a tracking server."""
     history: contract.History | None = None

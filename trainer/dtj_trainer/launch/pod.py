@@ -65,6 +65,7 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
         upload_bytes_per_second=settings.upload_bytes_per_second,
         pod=settings.pod.name,
         peers=settings.peers,
+        shards=settings.pod.slots > 0 and settings.pod.peers is not None and settings.pod.peers.count > 1,
         tracked=tracked(settings, os.environ) is not None,
         history=settings.history,
     )
