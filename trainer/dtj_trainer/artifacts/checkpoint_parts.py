@@ -181,7 +181,8 @@ class PartUploader:
         return True
 
     def _claim(self) -> int | None:
-        return claim_of_attempt(self._job, self._claim_key, self._attempt)
+        claim = claim_of_attempt(self._job, self._claim_key, self._attempt)
+        return claim.number if claim else None
 
     def _count_bytes(self, amount: int) -> None:
         with self._lock:

@@ -18,7 +18,7 @@ import json
 import logging
 import threading
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.s3 import Changed, LastingS3Error, NoSuchKey, NotSupported, S3Error
@@ -49,13 +49,16 @@ class Claim:
     """Which process may write. `number` rises with each claim, and equals the attempt's number wherever possible.
 
     `writer` is unique to a process. It distinguishes two pods of the same attempt, and it identifies a claim that the
-    store accepted although the response was lost. `time` is RFC 3339 in UTC.
+    store accepted although the response was lost. `time` is RFC 3339 in UTC. `restores`: the URI of the snapshot that
+    the process restores, empty if there is none, None before the choice; `restored`: whether it has the snapshot.
     """
 
     attempt: int
     number: int
     writer: str
     time: str
+    restores: str | None = None
+    restored: bool = False
 
 
 def read_claim(store: Store, key: str) -> tuple[Claim | None, str]:
@@ -66,8 +69,16 @@ def read_claim(store: Store, key: str) -> tuple[Claim | None, str]:
         return None, ABSENT
     try:
         read = json.loads(content)
-        claim = Claim(int(read["attempt"]), int(read["number"]), str(read["writer"]), str(read["time"]))
-    except (ValueError, KeyError, TypeError) as error:
+        restores = read.get("restores")
+        claim = Claim(
+            int(read["attempt"]),
+            int(read["number"]),
+            str(read["writer"]),
+            str(read["time"]),
+            None if restores is None else str(restores),
+            bool(read.get("restored")),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise S3Error(
             f"{store.uri(key)} can't be read ({error!r}): delete it if no pod of this job runs",
             transient=False,
@@ -75,14 +86,14 @@ def read_claim(store: Store, key: str) -> tuple[Claim | None, str]:
     return claim, etag
 
 
-def claim_of_attempt(store: Store, key: str, attempt: int) -> int | None:
-    """Return the number of an attempt's claim, None if there is none yet. Raises Superseded and other S3Errors."""
+def claim_of_attempt(store: Store, key: str, attempt: int) -> Claim | None:
+    """Return the claim of an attempt, None if there is none yet. Raises Superseded and other S3Errors."""
     found, _ = read_claim(store, key)
     if found is None or found.attempt < attempt:
         return None
     if found.attempt > attempt:
         raise Superseded(f"attempt {found.attempt} has taken over {store.location.uri}")
-    return found.number
+    return found
 
 
 class Fence:
@@ -98,6 +109,7 @@ class Fence:
         self._on_superseded = on_superseded
         self._writer = uuid.uuid4().hex
         self._own: Claim | None = None
+        self._etag = ABSENT
         self._conditional = True
         self._lock = threading.Lock()
         self.superseded: Superseded | None = None
@@ -125,13 +137,31 @@ class Fence:
             for _ in range(TRIES):
                 found, etag = self._read()
                 if found and found.writer == self._writer:
-                    self._own = found
+                    self._own, self._etag = found, etag
                     return
                 if found and self._is_later(found):
                     raise self._lost(found)
                 if self._claim(found, etag):
                     return
             raise S3Error(f"{self._store.uri(self._key)} is being changed all the time", transient=True)
+
+    def announce_restore(self, uri: str, *, restored: bool) -> None:
+        """Tell the other pods of the attempt which snapshot this process restores, and whether it has done so.
+
+        uri: empty if there is none. Call `hold` before. Raises S3Error.
+        """
+        with self._lock:
+            assert self._own is not None
+            told = replace(self._own, restores=uri, restored=restored)
+            if told != self._own:
+                content = json.dumps(asdict(told)).encode()
+                try:
+                    self._etag = self._store.put_bytes(
+                        self._key, content, replaces=self.expecting(self._etag)
+                    )
+                except Changed as error:  # By another process, or by a put whose answer was lost.
+                    raise S3Error(str(error), transient=True) from error
+                self._own = told
 
     def expecting(self, replaces: str) -> str | None:
         """Return the condition of a put over the object with that ETag (or ABSENT), or None without conditional
@@ -175,7 +205,7 @@ class Fence:
             if found and self._conditional and not self._refuses_to_replace(content):
                 self.without_conditions()
             else:
-                self._store.put_bytes(self._key, content, replaces=self.expecting(etag))
+                self._etag = self._store.put_bytes(self._key, content, replaces=self.expecting(etag))
         except Changed:
             return False
         except NotSupported:

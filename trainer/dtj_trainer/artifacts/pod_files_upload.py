@@ -141,8 +141,8 @@ class PodFilesUploader:
         claim = claim_of_attempt(self._job, self._claim_key, self._attempt)
         if claim is None:
             return False
-        if claim != self._claim:
-            self._begin_claim(claim)
+        if claim.number != self._claim:
+            self._begin_claim(claim.number)
         if self._due is None:
             found = self._pictures.due(ended=ended, died_ns=died_ns)
             self._due = found if isinstance(found, Picture) else None
@@ -234,7 +234,8 @@ class PodFilesUploader:
             return False
         stored = [file for node in own if (file := self._sent.get(node))]
         stored += [file for node in busy if (file := self._sent.send_as_it_is(node, keys[node]))]
-        if claim_of_attempt(self._job, self._claim_key, self._attempt) != self._claim:
+        claim = claim_of_attempt(self._job, self._claim_key, self._attempt)
+        if claim is None or claim.number != self._claim:
             return False
         self._say(PodManifest(said.number, tuple(sorted(later)), files=tuple(stored)))
         self._sent.keep_only(own)

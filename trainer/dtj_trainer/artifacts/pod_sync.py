@@ -24,7 +24,8 @@ from dtj_trainer.artifacts.peer_client import CheckpointPeers
 from dtj_trainer.artifacts.peer_server import PeerServer
 from dtj_trainer.artifacts.pod_files_upload import PodFilesUploader
 from dtj_trainer.artifacts.pod_sources import METRICS_KEYS, PodFiles, pod_sources
-from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
+from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored
+from dtj_trainer.artifacts.restore_choice import restore_checkpoint
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.artifacts.stored_segments import restore_growing
@@ -114,18 +115,12 @@ class PodSync:
         near = self._near()
 
         def attempt() -> Restored | None:
-            restored = None
             if self._fence:
                 # Claim before the restore lists checkpoints: an earlier attempt starts no upload after the claim.
                 self._fence.hold()
+            restored = None
             if settings.part != "evaluator":
-                restored = restore(
-                    store.below(contract.CHECKPOINTS),
-                    settings.root / contract.CHECKPOINTS,
-                    settings.resume,
-                    near,
-                    kept=lambda index: index.kept(settings.keep, settings.keep_every),
-                )
+                restored = restore_checkpoint(store, settings, near, self._fence, timeout)
             if metrics := METRICS_KEYS.get(settings.part):
                 path, resumes = settings.root / contract.METRICS_FILE, settings.resume != RESUME_NEVER
                 self._metrics_begin = restore_growing(store, metrics, path, content=resumes)

@@ -46,6 +46,7 @@ def restore(
     near: Near = NOWHERE,
     *,
     kept: Callable[[CheckpointIndex], set[str]] | None = None,
+    on_choice: Callable[[str], None] = lambda _: None,
 ) -> Restored | None:
     """Restore the newest good snapshot into `folder`; None when there is none and training starts from 0.
 
@@ -53,7 +54,7 @@ def restore(
     checkpoints, which is used when the job has none. Another job may remove its snapshots at any time: all files of
     those are brought at once. A damaged snapshot is skipped with a warning, and the next older one among `kept` is
     restored: a removal of an earlier attempt that is still under way takes nothing of those. Files that are in a
-    place of `near` do not come from the bucket.
+    place of `near` do not come from the bucket. `on_choice`: called with the URI of a snapshot before it is brought.
 
     Raises S3Error: the bucket can't be read; none of the existing snapshots can be restored; or the other prefix
     holds no good snapshot.
@@ -63,27 +64,47 @@ def restore(
         log.info("resume is Never: training starts from 0")
         return None
     other = None if resume in {RESUME_AUTO, ""} else open_store(resume, received=own.received)
-    manifest = _restore_newest(own, folder, near, whole=False, kept=kept)
+    manifest = _restore_newest(own, folder, near, on_choice, whole=False, kept=kept)
     if manifest:
         return Restored(manifest, own.uri(manifest.folder), own=True)
     if other is None:
         log.info("no checkpoint below %s: training starts from 0", own.location.uri)
         return None
-    return _restore_other(other, folder, near)
+    return _restore_other(other, folder, near, on_choice)
 
 
-def _restore_other(other: Store, folder: Path, near: Near) -> Restored:
-    manifest = _restore_exactly(other, folder, near)
+def restore_exactly(own: Store, folder: Path, uri: str, near: Near = NOWHERE) -> Restored:
+    """Restore the snapshot with this URI, which another pod of the job has chosen; see `restore`.
+
+    Raises S3Error, for a damaged snapshot a lasting one.
+    """
+    name = uri.rpartition("/")[2]
+    if own.uri(name) != uri:
+        return _restore_other(open_store(uri, received=own.received), folder, near, lambda _: None)
+    try:
+        manifest = read_manifest(own, name)
+        fault = _put(own, manifest, folder, near, whole=False)
+    except (NoSuchKey, ManifestError, DamagedObject) as error:
+        raise S3Error(f"checkpoint {uri} can't be read: {error}", transient=False) from error
+    if fault:
+        raise S3Error(f"checkpoint {uri} is damaged: {fault}", transient=False)
+    return Restored(manifest, uri, own=True)
+
+
+def _restore_other(other: Store, folder: Path, near: Near, on_choice: Callable[[str], None]) -> Restored:
+    manifest = _restore_exactly(other, folder, near, on_choice)
     if manifest:
         return Restored(manifest, other.location.uri, own=False)
     for store in (other, other.below(contract.CHECKPOINTS)):
-        manifest = _restore_newest(store, folder, near)
+        manifest = _restore_newest(store, folder, near, on_choice)
         if manifest:
             return Restored(manifest, store.uri(manifest.folder), own=False)
     raise S3Error(f"no complete checkpoint to resume from below {other.location.uri}", transient=False)
 
 
-def _restore_exactly(snapshot: Store, folder: Path, near: Near) -> Manifest | None:
+def _restore_exactly(
+    snapshot: Store, folder: Path, near: Near, on_choice: Callable[[str], None]
+) -> Manifest | None:
     """Restore the snapshot directly below the prefix; None when the prefix has no manifest of its own."""
     around, _, name = snapshot.location.prefix.rpartition("/")
     try:
@@ -94,6 +115,7 @@ def _restore_exactly(snapshot: Store, folder: Path, near: Near) -> Manifest | No
     except ManifestError as error:
         raise S3Error(f"checkpoint {snapshot.location.uri}: {error}", transient=False) from error
     store = snapshot.at(snapshot.location._replace(prefix=around))
+    on_choice(snapshot.location.uri)
     fault = _put(store, manifest, folder, near, whole=True)
     if fault:
         raise S3Error(f"checkpoint {snapshot.location.uri}: {fault}", transient=False)
@@ -113,6 +135,7 @@ def _restore_newest(
     store: Store,
     folder: Path,
     near: Near,
+    on_choice: Callable[[str], None],
     *,
     whole: bool = True,
     kept: Callable[[CheckpointIndex], set[str]] | None = None,
@@ -128,6 +151,7 @@ def _restore_newest(
         found = _newest(store, damaged, kept)
         if found is None:
             break
+        on_choice(store.uri(found.folder))
         fault = _put(store, found, folder, near, whole=whole)
         if fault is None:
             return found

@@ -11,7 +11,8 @@ from dtj_trainer.contract.peers import Peers
 
 Part = Literal["primary", "evaluator", "other"]
 """A pod's part in the uploads. `primary`: checkpoints, model, TensorBoard and metrics. `evaluator`: TensorBoard and
-metrics of the checkpoints that the pod mirrors from the bucket. All pods upload logs; `other` pods nothing else."""
+metrics of the checkpoints that the pod mirrors from the bucket. All pods upload logs; `other` pods with ranks also upload
+checkpoint files that no other pod has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class PodInfo:
 
     @property
     def uploads(self) -> Part:
-        """The pod's own part: a pod that runs ranks, but not rank 0, uploads only its logs."""
+        """The pod's own part: a pod that runs ranks, but not rank 0, is one of the other pods."""
         return "other" if self.slots and 0 not in self.ranks else self.part
 
     def to_json(self) -> str:

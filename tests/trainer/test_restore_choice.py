@@ -1,0 +1,145 @@
+"""All pods of an attempt restore the snapshot that the pod of rank 0 chose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.trainer.conftest import put_checkpoint
+from tests.trainer.memory_store import Bucket, Gate, MemoryStore
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts.fence import Fence, Superseded, read_claim
+from dtj_trainer.artifacts.file_fetch import Near
+from dtj_trainer.artifacts.restore import Restored, restore_exactly
+from dtj_trainer.artifacts.restore_choice import restore_as_rank_0, restore_checkpoint
+from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.sync_settings import SyncSettings
+
+
+class Pods:
+    """The pods of attempt 2 beside a bucket with checkpoints 10 and 20."""
+
+    def __init__(self, root: Path) -> None:
+        self.bucket = Bucket()
+        self.job = MemoryStore(self.bucket, Gate())
+        self.fence = Fence(self.job, contract.CLAIM_FILE, 2)
+        self.root, self.now = root, 0.0
+        (root / "source").mkdir()
+        for step in (10, 20):
+            put_checkpoint(self.job, root / "source", step)
+
+    def settings(self, name: str, part: contract.Part) -> SyncSettings:
+        root = self.root / name
+        (root / contract.CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        return SyncSettings(
+            root=root,
+            config_dir=root,
+            uri="s3://memory/job",
+            part=part,
+            attempt=2,
+            resume="Auto",
+            keep=3,
+            settle_seconds=0,
+            shards=True,
+        )
+
+    def rank_0(self) -> Restored | None:
+        self.fence.hold()
+        return restore_checkpoint(self.job, self.settings("rank-0", "primary"), Near(), self.fence, 600)
+
+    def other(self, *meanwhile: Callable[[], object]) -> tuple[bool, Restored | None]:
+        """Restore as another pod. meanwhile: what happens during its waits, one by one; in the end, time passes."""
+        events, folder = list(meanwhile), self.root / "other" / contract.CHECKPOINTS
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def sleep(_: float) -> None:
+            if events:
+                events.pop(0)()
+            else:
+                self.now += 100
+
+        return restore_as_rank_0(
+            self.job,
+            2,
+            lambda uri: restore_exactly(self.job.below(contract.CHECKPOINTS), folder, uri),
+            timeout=600,
+            sleep=sleep,
+            now=lambda: self.now,
+        )
+
+    def damage(self, step: int) -> None:
+        self.bucket.objects[f"job/checkpoints/{step}/ckpt-{step}.index"] = b"damaged"
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Pods:
+    return Pods(tmp_path)
+
+
+def test_another_pod_waits_for_the_choice_of_rank_0(pods: Pods, tmp_path: Path) -> None:
+    def appears() -> None:
+        put_checkpoint(pods.job, tmp_path / "source", 30)
+
+    known, restored = pods.other(pods.rank_0, appears)
+    assert known
+    assert restored
+    assert restored.own
+    assert restored.manifest.step == 20
+    assert (tmp_path / "other/checkpoints/ckpt-20.index").read_text() == "index of 20"
+    assert restored.uri == "s3://memory/job/checkpoints/20"
+
+
+def test_a_damaged_checkpoint_is_skipped_by_all_pods(pods: Pods) -> None:
+    pods.fence.hold()
+    pods.fence.announce_restore("s3://memory/job/checkpoints/20", restored=False)
+    pods.damage(20)
+    known, restored = pods.other(pods.rank_0)
+    assert known
+    assert restored
+    assert restored.manifest.step == 10
+
+
+def test_a_pod_alone_skips_no_checkpoint(pods: Pods) -> None:
+    pods.rank_0()
+    pods.damage(20)
+    with pytest.raises(S3Error, match=r"checkpoints/20 is damaged: ckpt-20\.index has 7 bytes instead of 11"):
+        pods.other()
+
+
+def test_nothing_to_restore(pods: Pods) -> None:
+    pods.bucket.objects.clear()
+    assert pods.other(pods.rank_0) == (True, None)
+
+
+def test_a_pod_does_not_wait_for_ever(pods: Pods) -> None:
+    assert pods.other() == (False, None)
+    pods.fence.hold()
+    pods.fence.announce_restore("s3://memory/job/checkpoints/10", restored=False)
+    known, restored = pods.other()
+    assert known
+    assert restored
+    assert restored.manifest.step == 10
+
+
+def test_a_later_attempt(pods: Pods) -> None:
+    Fence(pods.job, contract.CLAIM_FILE, 3).hold()
+    with pytest.raises(Superseded):
+        pods.other()
+
+
+def test_the_claim_of_an_earlier_release_is_read(pods: Pods) -> None:
+    pods.fence.hold()
+    key = f"job/{contract.CLAIM_FILE}"
+    before = json.loads(pods.bucket.objects[key])
+    before = {name: value for name, value in before.items() if name not in ("restores", "restored")}
+    pods.bucket.objects[key] = json.dumps(before).encode()
+    claim, _ = read_claim(pods.job, contract.CLAIM_FILE)
+    assert claim
+    assert claim.restores is None
+    assert not claim.restored
+    pods.fence.hold()
+    pods.fence.announce_restore("", restored=True)
+    assert pods.other() == (True, None)
