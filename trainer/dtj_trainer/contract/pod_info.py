@@ -11,8 +11,8 @@ from dtj_trainer.contract.peers import Peers
 
 Part = Literal["primary", "evaluator", "other"]
 """A pod's part in the uploads. `primary`: checkpoints, model, TensorBoard and metrics. `evaluator`: TensorBoard and
-metrics of the checkpoints that the pod mirrors from the bucket. All pods upload logs; `other` pods with ranks also upload
-checkpoint files that no other pod has."""
+metrics of the checkpoints that the pod mirrors from the bucket. All pods upload logs; `other` pods with ranks also
+upload checkpoint files that no other pod has."""
 
 
 @dataclass(frozen=True, kw_only=True)
