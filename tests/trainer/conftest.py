@@ -397,7 +397,9 @@ def upload_saved(job: Store, root: Path) -> None:
     assert uploader.upload_pass(ended=True, died_ns=None)
 
 
-def put_checkpoint(store: Store, folder: Path, step: int, attempt: int = 1) -> None:
+def put_checkpoint(
+    store: Store, folder: Path, step: int, attempt: int = 1, time: str = "2026-01-01T00:00:00.000Z"
+) -> None:
     """Upload what a chief would have of TensorFlow's checkpoint."""
     files = {
         f"ckpt-{step}.data-00000-of-00001": f"variables of {step}",
@@ -409,7 +411,7 @@ def put_checkpoint(store: Store, folder: Path, step: int, attempt: int = 1) -> N
         (folder / name).write_text(content)
         below.put_file(name, folder / name)
         stored.append(StoredFile(name, f"{step}/{name}", len(content), sha256_of(folder / name)))
-    manifest = Manifest(step, step, "2026-01-01T00:00:00.000Z", attempt, tuple(stored))
+    manifest = Manifest(step, step, time, attempt, tuple(stored))
     below.put_bytes("manifest.json", manifest.to_json())
 
 

@@ -13,7 +13,7 @@ from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 from dtj_trainer import contract
 from dtj_trainer.artifacts.fence import Fence, Superseded, read_claim
 from dtj_trainer.artifacts.file_fetch import Near
-from dtj_trainer.artifacts.restore import Restored, restore_exactly
+from dtj_trainer.artifacts.restore import Restored, restore, restore_exactly
 from dtj_trainer.artifacts.restore_choice import restore_as_rank_0, restore_checkpoint
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sync_settings import SyncSettings
@@ -143,3 +143,25 @@ def test_the_claim_of_an_earlier_release_is_read(pods: Pods) -> None:
     pods.fence.hold()
     pods.fence.announce_restore("", restored=True)
     assert pods.other() == (True, None)
+
+
+def test_a_checkpoint_to_skip_is_restored_only_without_others(tmp_path: Path) -> None:
+    """The newest is 40; 10 is the one that is ten minutes older."""
+    job, minutes = MemoryStore(Bucket(), Gate()), {10: 0, 20: 9, 30: 11, 40: 12}
+    (tmp_path / "source").mkdir()
+    for step, minute in minutes.items():
+        put_checkpoint(job, tmp_path / "source", step, time=f"2026-01-01T00:{minute:02}:00.000Z")
+
+    def restored(*skip: str, kept: tuple[str, ...] = ("10", "20", "30", "40")) -> int | None:
+        found = restore(
+            job.below(contract.CHECKPOINTS), tmp_path / "to", "Auto", kept=lambda _: set(kept), skip=skip
+        )
+        assert found
+        return found.manifest.step
+
+    assert restored() == 40
+    assert restored("40") == 30
+    assert restored("40", "30") == 10
+    assert restored("40", "10") == 30
+    assert restored("40", kept=("20", "40")) == 20
+    assert restored("40", kept=("40",)) == 40

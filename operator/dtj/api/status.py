@@ -25,6 +25,9 @@ Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 """RFC 3339, UTC, whole seconds."""
 
 
+MOST_SKIPPED = 3
+
+
 class Phase(StrEnum):
     """Where a job is, in one word."""
 
@@ -136,6 +139,17 @@ class CheckpointStatus(ApiModel):
     """Up to three of the newest names in it."""
 
 
+class RestoredStatus(ApiModel):
+    """The checkpoint that an attempt restored. Not told of checkpoints by dtj_trainer's save, which are complete."""
+
+    attempt: Count = None
+    """The attempt."""
+    uri: ReportedUri = None
+    """Where the checkpoint is."""
+    first_step: Count = None
+    """The first step that the program reported since."""
+
+
 class ArtifactsStatus(ApiModel):
     """What is in the bucket."""
 
@@ -143,6 +157,8 @@ class ArtifactsStatus(ApiModel):
     """The job's own prefix."""
     checkpoint: CheckpointStatus | None = None
     """The newest complete checkpoint."""
+    restored: RestoredStatus | None = None
+    """The checkpoint from which the last attempt went on."""
     model: ReportedUri = None
     """The final model."""
     tensorboard: ReportedUri = None
@@ -240,6 +256,9 @@ class JobStatus(ApiModel):
     """When the operator saw progress.step move last; only with runPolicy.stallTimeoutSeconds."""
     artifacts: ArtifactsStatus | None = None
     """What is in the bucket."""
+    skipped_checkpoints: list[str] | None = None
+    """Checkpoints from which attempts failed before their first step: the next attempt restores another one. None
+    once there is a newer checkpoint, or the job is resumed."""
     tensorboard: TensorBoardStatus | None = None
     """The job's own TensorBoard; none where spec.tensorboard asks for none, or the job is suspended."""
     failure: Failure | None = None
@@ -253,6 +272,14 @@ class JobStatus(ApiModel):
         """Whether the condition of that type is True."""
         found = self.condition(kind)
         return found is not None and found.status == ConditionStatus.TRUE
+
+    @property
+    def checkpoints_to_skip(self) -> list[str]:
+        """The folders of the checkpoints that the next attempt does not restore. After the failures of
+        MOST_SKIPPED checkpoints, checkpoints are not the cause, and the newest one is restored again.
+        """
+        skipped = self.skipped_checkpoints or []
+        return [uri.rpartition("/")[2] for uri in skipped] if len(skipped) < MOST_SKIPPED else []
 
     @property
     def current_attempt(self) -> int:

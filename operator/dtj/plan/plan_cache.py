@@ -41,6 +41,7 @@ class PlanCache:
             node_failures=job.status.node_failures,
             ssh_secret=job.status.ssh_secret,
             restarts=job.status.restarts,
+            skipped_checkpoints=job.status.skipped_checkpoints,
             # The first attempt begins with the job: its plan does not change when the status gets the time.
             start_time=job.status.start_time if job.status.current_attempt > 1 else None,
         )

@@ -48,6 +48,7 @@ class Draft:
     progress: ProgressStatus | None = field(init=False)
     step_time: str | None = field(init=False)
     artifacts: ArtifactsStatus | None = field(init=False)
+    skipped_checkpoints: list[str] | None = field(init=False)
     failure: Failure | None = field(init=False)
 
     def __post_init__(self) -> None:

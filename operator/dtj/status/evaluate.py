@@ -25,6 +25,7 @@ from dtj.status.delegated import abandoned, mpijob_held, mpijob_loss, of_attempt
 from dtj.status.draft import LONGEST_CONDITION, Draft
 from dtj.status.ending import after_training, is_trained
 from dtj.status.failure import Loss, describe
+from dtj.status.fruitless import skip_checkpoint
 from dtj.status.gang import group_wait, is_queued
 from dtj.status.lasting import REMEDY, is_lasting
 from dtj.status.losses import evaluator_loss, pods_loss, settle_left, start_again, told_again, vanished
@@ -201,6 +202,8 @@ def _lost(
         message += f"; {loss.excuse}"
     else:
         draft.failure = loss.failure
+    if application:
+        message += skip_checkpoint(draft, loss, expected)
     if application and is_lasting(
         draft.job,
         loss.failure,

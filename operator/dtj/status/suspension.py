@@ -125,4 +125,5 @@ def resumed(draft: Draft, expected: Expected) -> Decision:
         draft.replica_attempts = in_attempt(draft.job, expected.attempts, attempt)
     message = f"runPolicy.suspend is false: attempt {attempt} begins"
     draft.set(ConditionType.SUSPENDED, False, Reason.JOB_RESUMED, message)
+    draft.skipped_checkpoints = None
     return Decision(draft.status(phase=Phase.PENDING), look_again=0.0)

@@ -319,6 +319,9 @@ class PodSync:
         source = self._checkpoints or self._mirror
         if source and (newest := source.newest):
             found["checkpoint"] = newest
+        if self._checkpoints and self._restored and not self._restored.manifest.of_save:
+            # `checkpoints.save` leaves nothing incomplete. The content of a whole folder can be of no use.
+            found["restored"] = {"attempt": self._settings.attempt, "uri": self._restored.uri}
         if self._files and self._files.uploaded_below(contract.MODEL):
             found["model"] = self._store.uri(contract.MODEL)
         if self._files and self._files.uploaded_below(contract.TENSORBOARD):

@@ -14,11 +14,13 @@ from dtj_trainer.artifacts.checkpoint_index import (
 )
 from dtj_trainer.artifacts.manifest import VERSION, Manifest, ManifestError, NewerManifest
 from dtj_trainer.artifacts.put_back import NOWHERE, put_back, remove_others
+from dtj_trainer.artifacts.retention import ANCHOR_SECONDS
 from dtj_trainer.artifacts.s3 import DamagedObject, NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
+from dtj_trainer.clock import seconds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from dtj_trainer.artifacts.file_fetch import Near
@@ -46,6 +48,7 @@ def restore(
     near: Near = NOWHERE,
     *,
     kept: Callable[[CheckpointIndex], set[str]] | None = None,
+    skip: Collection[str] = (),
     on_choice: Callable[[str], None] = lambda _: None,
 ) -> Restored | None:
     """Restore the newest good snapshot into `folder`; None when there is none and training starts from 0.
@@ -54,7 +57,10 @@ def restore(
     checkpoints, which is used when the job has none. Another job may remove its snapshots at any time: all files of
     those are brought at once. A damaged snapshot is skipped with a warning, and the next older one among `kept` is
     restored: a removal of an earlier attempt that is still under way takes nothing of those. Files that are in a
-    place of `near` do not come from the bucket. `on_choice`: called with the URI of a snapshot before it is brought.
+    place of `near` do not come from the bucket.
+
+    skip: folders of snapshots that are restored only if there are no others; with two of them, the snapshot that is
+    10 minutes older than the newest comes first. on_choice: called with the URI of a snapshot before it is brought.
 
     Raises S3Error: the bucket can't be read; none of the existing snapshots can be restored; or the other prefix
     holds no good snapshot.
@@ -64,7 +70,7 @@ def restore(
         log.info("resume is Never: training starts from 0")
         return None
     other = None if resume in {RESUME_AUTO, ""} else open_store(resume, received=own.received)
-    manifest = _restore_newest(own, folder, near, on_choice, whole=False, kept=kept)
+    manifest = _restore_newest(own, folder, near, on_choice, whole=False, kept=kept, skip=skip)
     if manifest:
         return Restored(manifest, own.uri(manifest.folder), own=True)
     if other is None:
@@ -139,6 +145,7 @@ def _restore_newest(
     *,
     whole: bool = True,
     kept: Callable[[CheckpointIndex], set[str]] | None = None,
+    skip: Collection[str] = (),
 ) -> Manifest | None:
     """Restore the newest snapshot below a checkpoints prefix whose files match its manifest.
 
@@ -148,7 +155,7 @@ def _restore_newest(
     """
     damaged: dict[str, str] = {}
     while True:
-        found = _newest(store, damaged, kept)
+        found = _newest(store, damaged, kept, skip)
         if found is None:
             break
         on_choice(store.uri(found.folder))
@@ -172,11 +179,18 @@ def _restore_newest(
 
 
 def _newest(
-    store: Store, damaged: dict[str, str], kept: Callable[[CheckpointIndex], set[str]] | None
+    store: Store,
+    damaged: dict[str, str],
+    kept: Callable[[CheckpointIndex], set[str]] | None,
+    skip: Collection[str],
 ) -> Manifest | None:
     """Return the newest snapshot that is not among the damaged ones, and add those whose manifest is damaged."""
-    among = kept(read_index(store)) if damaged and kept else None
-    for folder in folders_newest_first(store):
+    index = read_index(store) if (damaged or skip) and kept else None
+    among = kept(index) if index and kept else None
+    folders = folders_newest_first(store)
+    if index and among and skip:
+        folders = _others_first(index, [each for each in folders if each in among | index.newer], skip)
+    for folder in folders:
         if folder in damaged:
             continue
         try:
@@ -197,3 +211,16 @@ def _newest(
         if among is None or folder in among:
             return manifest
     return None
+
+
+def _others_first(index: CheckpointIndex, folders: list[str], skip: Collection[str]) -> list[str]:
+    """Return the folders in the order in which to try them, those to skip last."""
+    times = {folder: seconds_of(manifest.time) for folder, manifest in index.manifests.items()}
+    newest = max(times.values(), default=0.0)
+    others = [folder for folder in folders if folder not in skip]
+    if len(skip) > 1:
+        old = [folder for folder in others if newest - times.get(folder, newest) >= ANCHOR_SECONDS]
+        others = [*old[:1], *(folder for folder in others if folder not in old[:1])]
+    if not others and skip:
+        log.warning("there is no checkpoint but those from which attempts could not go on")
+    return [*others, *(folder for folder in folders if folder in skip)]

@@ -59,6 +59,7 @@ def restore_checkpoint(
         settings.resume,
         near,
         kept=lambda index: index.kept(settings.keep, settings.keep_every),
+        skip=settings.resume_skip,
         on_choice=tell,
     )
     tell(found.uri if found else "", restored=True)

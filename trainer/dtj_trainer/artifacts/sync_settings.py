@@ -39,6 +39,8 @@ class SyncSettings:
     """`<role>-<index>` of a pod whose utilisation is sampled."""
     peers: PeerHosts | None = None
     """The pods that restore with this one; None: it is alone."""
+    resume_skip: tuple[str, ...] = ()
+    """Folders of snapshots from which earlier attempts could not go on."""
     shards: bool = False
     """Whether several pods run ranks, so that each may have checkpoint files that no other has."""
     tracked: bool = False

@@ -68,6 +68,8 @@ ENV_TRACKING_END_SECONDS = "DTJ_TRACKING_END_SECONDS"
 """Seconds that a pod waits at its end for a tracking server to take the last metrics; 20 by default."""
 ENV_RESUME = "DTJ_RESUME"
 """`Auto`, `Never`, or the `s3://` prefix of another job's checkpoints."""
+ENV_RESUME_SKIP = "DTJ_RESUME_SKIP"
+"""The folders of checkpoints, separated by spaces, from which attempts could not go on: a restore takes others."""
 ENV_PROGRESS_PORT = "DTJ_PROGRESS_PORT"
 ENV_ROOT = "DTJ_ROOT"
 """The workspace's path: `/dtj` in a container, a folder of its own for a local process."""
@@ -288,11 +290,20 @@ class CheckpointRef(TypedDict, total=False):
     new: list[str]
 
 
+class RestoredRef(TypedDict, total=False):
+    """The snapshot that an attempt restored; `firstStep`: the first step that the program reported since."""
+
+    attempt: int
+    uri: str
+    firstStep: int
+
+
 class Artifacts(TypedDict, total=False):
-    """What is uploaded already."""
+    """What is uploaded already, and what was restored."""
 
     uri: str
     checkpoint: CheckpointRef
+    restored: RestoredRef
     model: str
     tensorboard: str
 

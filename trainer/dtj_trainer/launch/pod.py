@@ -58,6 +58,7 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
         part=settings.pod.uploads,
         attempt=settings.attempt,
         resume=settings.resume,
+        resume_skip=settings.resume_skip,
         keep=settings.keep,
         keep_every=settings.keep_every,
         settle_seconds=settings.settle,
@@ -102,6 +103,7 @@ class Pod:
         except ValueError as error:
             raise ArtifactsUnavailable(f"{contract.ENV_ARTIFACTS_URI}: {error}") from error
         self._tracking = Tracking(settings, self._sync.artifacts)
+        self._first_step: int | None = None
 
     def prepare(self) -> None:
         """Create the workspace's folders, and serve the report."""
@@ -148,6 +150,10 @@ class Pod:
             found["progress"] = now
         if artifacts := self._sync.artifacts():
             found["artifacts"] = artifacts
+            step = now.get("step") if now else None
+            self._first_step = step if self._first_step is None else self._first_step
+            if "restored" in artifacts and self._first_step is not None:
+                artifacts["restored"]["firstStep"] = self._first_step
         found["phases"] = self.phases.times()
         return found
 

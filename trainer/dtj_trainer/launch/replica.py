@@ -165,7 +165,7 @@ class Replica:
         failed = "class" in exit_report
         if failed:
             # Report before the upload, because the pod may be killed during the upload.
-            self._report_exit(exit_report, first)
+            self._report_failure(pod, exit_report, first)
         closed = not any(cut_off(each.end, each.report) for each in ended)
         try:
             pod.finish(
@@ -180,7 +180,9 @@ class Replica:
             "KILLED" if stop_signal else "FAILED" if failed else "FINISHED",
             stopped=failed or stop_signal is not None,
         )
-        if not failed:
+        if failed:
+            self._report_failure(pod, exit_report, first)
+        else:
             exit_report.update(pod.report())  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
             if self._settings.pod.uploads == "primary" and stop_signal is None and pod.record_success():
                 exit_report["recorded"] = True
@@ -199,6 +201,13 @@ class Replica:
         if self._only_log:
             return min(longest, QUICK_STOP_SECONDS if stopped else LOG_SYNC_SECONDS)
         return stop_sync_seconds(longest) if stopped else None
+
+    def _report_failure(self, pod: Pod, exit_report: RankExit, first: Ended) -> None:
+        """Write the termination message of a failure, with the checkpoint from which the program did not go on."""
+        artifacts = pod.report().get("artifacts", {})
+        if "restored" in artifacts:
+            exit_report["artifacts"] = artifacts
+        self._report_exit(exit_report, first)
 
     def _report_exit(self, exit_report: RankExit, first: Ended | None = None) -> int:
         exit_report.pop("stopped", None)

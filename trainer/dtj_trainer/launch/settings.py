@@ -46,6 +46,7 @@ class Settings:
     artifacts_uri: str | None
     data_uri: str | None
     resume: str
+    resume_skip: tuple[str, ...]
     world_size: int
     slots_per_worker: int
     gpus: int
@@ -188,6 +189,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         artifacts_uri=environment.get(contract.ENV_ARTIFACTS_URI) or None,
         data_uri=environment.get(contract.ENV_DATA_URI) or None,
         resume=environment.get(contract.ENV_RESUME) or "Auto",
+        resume_skip=tuple(environment.get(contract.ENV_RESUME_SKIP, "").split()),
         world_size=integer(contract.ENV_WORLD_SIZE, 1, least=1),
         slots_per_worker=integer(contract.ENV_SLOTS_PER_WORKER, 1, least=1),
         gpus=integer(contract.ENV_GPUS, 0),
