@@ -96,10 +96,11 @@ class Lateness:
         self._now = now
         self._since: float | None = None
 
-    def given_up(self, lacking: str) -> bool:
+    def given_up(self, lacking: str, limit: float | None = None) -> bool:
         """Return whether the wait that began at the first call is over. `lacking`: what is missing, for the log."""
+        limit = LATE_SECONDS if limit is None else limit
         self._since = self._now() if self._since is None else self._since
-        if self._now() - self._since < LATE_SECONDS:
+        if self._now() - self._since < limit:
             return False
         log.warning("%s: other pods have not uploaded their files; it does not count", lacking)
         return True

@@ -119,6 +119,7 @@ class CheckpointRemoval:
             key
             for key in dict.fromkeys(keys)
             if key not in named
+            and self._others.may_remove(key)
             and (place := number_and_claim(key.partition("/")[0]))
             # A later release may name files of earlier claims in manifests that this one can't read.
             and (place[1] == own or (place[1] < own and not index.newer))

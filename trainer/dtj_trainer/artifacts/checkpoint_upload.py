@@ -17,10 +17,9 @@ from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.folder_pictures import FolderPictures
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, newest_of, prune
 from dtj_trainer.artifacts.look import is_below
-from dtj_trainer.artifacts.manifest import PODS, Manifest, ManifestError, StoredFile, check_paths, folder_name
+from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, check_paths, folder_name
 from dtj_trainer.artifacts.other_pods import OtherPods
 from dtj_trainer.artifacts.picture import NOTHING, Picture, Waits
-from dtj_trainer.artifacts.pod_manifest import ANNOUNCED
 from dtj_trainer.artifacts.sent_files import Changed, SentFiles
 from dtj_trainer.artifacts.snapshot import (
     Due,
@@ -149,7 +148,7 @@ class CheckpointUploader:
                 self._pictures.look(over=over)
             index = self._loaded_index()
             self._store.uploads.abort_changed()
-            self._others.lacking = ""
+            self._others.begin(ended=over)
             found: Picture | Waits = NOTHING
             if self._under_way is None:
                 found = self._pictures.due(ended=ended, died_ns=died_ns)
@@ -279,10 +278,12 @@ class CheckpointUploader:
                 log.warning("%s is not saved: %s", error.filename, error.strerror)
 
     def _send(self, due: Due, folder: str) -> list[StoredFile]:
-        """Send the files of a picture that the bucket does not have; return all. Raises Changed, OSError, S3Error."""
+        """Send what the bucket does not have of a picture; return all. Raises Changed, OSError, S3Error."""
         picture, last = due.picture, self._pictures.last
+        present = [later for mark, later in self._on_demand.items() if picture.nodes.get(mark.path) == mark]
         if picture.nodes is last:  # Other pods have files for the same picture.
-            return [file for file in (self._last.files if self._last else ()) if file.path in last]
+            paths = last.keys() | {file.path for later in present for file in later}
+            return [file for file in (self._last.files if self._last else ()) if file.path in paths]
         self._others.announce(due)
         nodes = [node for node in picture.nodes.values() if node.kind == "file"]
         known = {node: stored for node in nodes if (stored := self._sent.get(node))}
@@ -295,11 +296,10 @@ class CheckpointUploader:
             and (node != last.get(node.path) or node == self._pictures.nodes.get(node.path))
         ]
         taken = self._sent.keys() | self._loaded_index().keys_in(folder) if lacking else set()
-        lent = [node for node in lacking if node in self._others.lent]
-        own = [node for node in lacking if node not in self._others.lent]
+        own = [node for node in lacking if not self._others.has_lent(node)]
         keys = keys_of(own, folder, due.saved if due.alone else None, taken)
-        keys |= keys_of(lent, f"{folder}/{PODS}/{ANNOUNCED}", None, taken)
-        busy = [node for node in lacking if node.path in picture.busy]
+        keys |= self._others.keys_of_lent(lacking, folder, taken)
+        busy = [node for node in keys if node.path in picture.busy]
         calm = {node: key for node, key in keys.items() if node.path not in picture.busy}
         if self._voids >= COPY_AFTER:
             self._sent.copy_aside(calm)
@@ -310,7 +310,6 @@ class CheckpointUploader:
                 stored = self._sent.get(before)
             files += [stored] if stored else []
         there = {file.path for file in files}
-        present = [later for mark, later in self._on_demand.items() if picture.nodes.get(mark.path) == mark]
         files += [file for later in present for file in later if file.path not in there]
         return sorted(files, key=lambda file: file.path)
 

@@ -14,7 +14,7 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts import zip_archives
 from dtj_trainer.artifacts.folder_watch import EventKind, FolderWatch
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, RECORD_FILE, Mark, read_mark
-from dtj_trainer.artifacts.look import Look, Node, is_inside
+from dtj_trainer.artifacts.look import LATEST_NS, Look, Node, is_inside
 from dtj_trainer.artifacts.open_files import held_open
 
 if TYPE_CHECKING:
@@ -187,7 +187,8 @@ def _node(folder: Path, path: str, status: os.stat_result) -> Node | None:
     if kind is None or target is None:
         return None
     size = status.st_size if kind == "file" else 0
-    return Node(path, kind, size, status.st_ctime_ns, status.st_ino, target, status.st_mtime_ns)
+    mtime_ns = min(max(status.st_mtime_ns, -LATEST_NS), LATEST_NS)
+    return Node(path, kind, size, status.st_ctime_ns, status.st_ino, target, mtime_ns)
 
 
 def _target(folder: Path, path: str) -> str | None:

@@ -9,6 +9,8 @@ from typing import Literal
 
 SECOND = 10**9
 """In nanoseconds, as all times here."""
+LATEST_NS = 2**62 - 1
+"""The latest modification time that a manifest has."""
 _DIGITS = re.compile(r"\d+")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
-from dtj_trainer.artifacts.look import folders_of, is_below, is_inside
+from dtj_trainer.artifacts.look import LATEST_NS, folders_of, is_below, is_inside
 
 MetricMode = Literal["max", "min"]
 
@@ -32,7 +32,6 @@ DAMAGED_FILE = "damaged.txt"
 description of the fault."""
 UNKNOWN_TIME = -1
 """A modification time that version 1 does not have."""
-_LATEST_NS = 2**62
 _HASH_BLOCK_BYTES = 1024 * 1024
 
 
@@ -263,7 +262,7 @@ def check_paths(manifest: Manifest) -> None:
     if len(taken) < len(leaves):
         raise ManifestError("the manifest names a path twice")
     for node in [*leaves, *manifest.folders]:
-        if not -_LATEST_NS < node.mtime_ns < _LATEST_NS:
+        if not -LATEST_NS <= node.mtime_ns <= LATEST_NS:
             raise ManifestError(f"the manifest has an impossible time of {node.path!r}")
         if str(PurePosixPath(node.path)) != node.path or node.path == "." or "\0" in node.path:
             raise ManifestError(f"the manifest names an impossible path {node.path!r}")

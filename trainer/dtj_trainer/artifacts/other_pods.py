@@ -10,17 +10,32 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.checkpoint_parts import Lateness, with_parts
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
-from dtj_trainer.artifacts.look import folders_of, kind_of
-from dtj_trainer.artifacts.manifest import PARTS, PODS, ManifestError, StoredFile, folder_name
+from dtj_trainer.artifacts.look import folders_of, is_below, kind_of
+from dtj_trainer.artifacts.manifest import (
+    PARTS,
+    PODS,
+    ManifestError,
+    StoredFile,
+    folder_name,
+    number_and_claim,
+)
 from dtj_trainer.artifacts.pod_manifest import (
     ANNOUNCED,
     LATE_SECONDS,
+    Copy,
     PodManifest,
+    beginning,
+    copy_of,
     folders_in,
+    giver_of,
+    is_in_answer,
+    is_lent,
+    is_of_pod,
     of_the_next,
     pod_manifest_key,
 )
 from dtj_trainer.artifacts.small_files import at_once
+from dtj_trainer.artifacts.snapshot import keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Set
@@ -35,6 +50,16 @@ log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 180.0
 """A pod that gave files to the last snapshot and says nothing for so long is not waited for any more."""
+PENDING_SECONDS = 3600.0
+"""The same for a pod that has pending files, and says nothing else."""
+LATE_AT_END_SECONDS = 300.0
+"""How long pods with pending files are waited for after the end of the program."""
+FIRST_WORDS_SECONDS = 5.0
+"""After the end of the program, other pods may not have told of their first files sooner."""
+PODS_A_SECOND = 500
+"""While so many pods are waited for, the pause between two listings is a second or more."""
+MOST_NAMED = 4
+AGAIN = "again"
 LONGEST_PAUSE_SECONDS = 10.0
 """Between two listings while a pod is waited for."""
 
@@ -43,11 +68,6 @@ LONGEST_PAUSE_SECONDS = 10.0
 class _Heard:
     etag: str
     said: PodManifest
-
-
-def is_lent(file: StoredFile) -> bool:
-    """Return whether another pod gave this file to its snapshot. After a restore, all pods have the file."""
-    return file.key.partition("/")[2].startswith(f"{PODS}/")
 
 
 class OtherPods:
@@ -62,37 +82,61 @@ class OtherPods:
         self._shards = shards
         self._now = now
         self._lateness = Lateness(now)
-        self.lent: set[Node] = set()
-        """Files of this pod's folder that another pod gave to the restored snapshot."""
+        self._ended_at: float | None = None
+        self._lent: dict[Copy, str] = {}
+        """Files of this pod's folder that another pod gave to the restored snapshot, with the names of the pods."""
         self.lacking = ""
-        """What a snapshot waits for. Who begins another try empties it."""
+        """What the snapshots of the present try wait for."""
         self._heard: dict[str, _Heard] = {}
         self._given: dict[str, tuple[str, frozenset[str]]] = {}
         """Of each pod that gave files to the last snapshot: the ETag of its manifest then, and the files' kinds."""
-        self._silent_since: dict[str, float] = {}
+        self._quiet_since: dict[str, tuple[str, float]] = {}
+        """Since when pods are waited for, with the ETags of their manifests."""
         self._excused: dict[str, str] = {}
         """The ETag of the manifest of each pod that was waited for in vain."""
         self._announced = PodManifest()
         self._removed: set[str] = set()
-        """Paths and folders that pictures had, that are gone, and that another pod still names."""
+        """The keys of other pods' files at paths, or in folders, that this pod's program has removed since."""
         self._had: set[str] = set()
         self._listed_at = self._waits_since = now()
         self._waits_for: tuple[str, ...] = ()
 
+    def begin(self, *, ended: bool) -> None:
+        """Begin another try of a snapshot. ended: the program has ended."""
+        self.lacking = ""
+        self._ended_at = (self._ended_at or self._now()) if ended else None
+
     def note_restored(self, manifest: Manifest, nodes: Mapping[str, Node]) -> None:
         """Take the folder as a restore of this snapshot left it."""
         files = (file for file in manifest.files if is_lent(file))
-        self.lent = {node for file in files if (node := nodes.get(file.path))}
+        self._lent = {copy_of(node): giver_of(file) for file in files if (node := nodes.get(file.path))}
+
+    def has_lent(self, node: Node) -> bool:
+        """Return whether another pod gave a file of this pod's folder to the restored snapshot."""
+        return bool(self._lent) and copy_of(node) in self._lent
+
+    def keys_of_lent(self, nodes: Iterable[Node], folder: str, taken: Set[str]) -> dict[Node, str]:
+        """Return keys for those files of other pods that are to be sent again: no snapshot has named them since.
+
+        folder: of the snapshot. The keys name the pod that gave the file. What that pod has removed gets no key.
+        """
+        lent = [(node, giver) for node in nodes if (giver := self._lent.get(copy_of(node)))]
+        keys: dict[Node, str] = {}
+        for node, giver in lent:
+            if not self._is_gone(giver, node.path):
+                keys |= keys_of([node], f"{folder}/{PODS}/{giver}/{AGAIN}", None, {*taken, *keys.values()})
+        return keys
 
     def announce(self, due: Due) -> None:
         """Announce a picture: its number, and the paths of this pod's own files in it."""
         if not self._shards or due.alone:
             return
-        if self.lent:
-            self.lent.intersection_update(due.picture.nodes.values())
-        own = (
-            path for path, node in due.picture.nodes.items() if node.kind == "file" and node not in self.lent
-        )
+        nodes = due.picture.nodes.values()
+        if self._lent:
+            present = {copy_of(node) for node in nodes}
+            self._lent = {copy: giver for copy, giver in self._lent.items() if copy in present}
+        own = [node.path for node in nodes if node.kind == "file" and not self.has_lent(node)]
+        own += [f"{node.path}/" for node in nodes if node.kind == "directory"]
         announced = PodManifest(due.number, paths=tuple(sorted(own)))
         if announced != replace(self._announced, waits_for=()):
             self._say(announced)
@@ -116,17 +160,18 @@ class OtherPods:
         if self._is_time():
             self._listen()
             mine = _not_lent(own)
-            self._note_removed(mine)
+            self._note_removed(mine | {path for path, node in nodes.items() if node.kind == "directory"})
             kinds = {kind_of(path) for path, node in nodes.items() if not node.same(last_nodes.get(path))}
             self._wait_for(
                 pod
                 for pod, heard in self._heard.items()
-                if self._is_pending(heard.said, mine) or self._is_silent(pod, heard.etag, kinds)
+                if self._is_pending(pod, heard, mine) or self._is_silent(pod, heard.etag, kinds)
             )
-        if not self._waits_for:
+        if not self._waits_for and not self._is_early():
             return self._united(own, nodes)
         uri = self._store.uri(folder_name(due.number, self._fence.number))
-        self.lacking = f"checkpoint {uri} waits for files of {', '.join(self._waits_for)}"
+        pods = ", ".join(self._waits_for[:MOST_NAMED]) or "other pods"
+        self.lacking = f"checkpoint {uri} waits for files of {pods}"
         return None
 
     def have_news(self, last: Manifest | None, nodes: Mapping[str, Node], *, ended: bool) -> bool:
@@ -142,18 +187,19 @@ class OtherPods:
         if self._is_time() and (not calm or self._now() - self._listed_at >= LATE_SECONDS):
             self._listen()
             mine = _not_lent(files)
-            self._wait_for(pod for pod, heard in self._heard.items() if set(heard.said.pending) - mine)
+            self._wait_for(pod for pod, heard in self._heard.items() if self._has_pending(pod, heard, mine))
             keys = {file.key for file in files}
             if any(file.key not in keys for file in self._united(files, nodes)):
                 return True
         if ended and self._waits_for:
-            pods = ", ".join(self._waits_for)
+            pods = ", ".join(self._waits_for[:MOST_NAMED])
             self.lacking = f"the last checkpoint in {self._store.location.uri} waits for files of {pods}"
         return False
 
     def given_up(self) -> bool:
         """Return whether nobody waits for what lacks any more, because the program ended some time ago."""
-        return bool(self.lacking) and self._lateness.given_up(self.lacking)
+        limit = LATE_AT_END_SECONDS if self._waits_for else None
+        return bool(self.lacking) and self._lateness.given_up(self.lacking, limit)
 
     def stored(self, files: Iterable[StoredFile]) -> None:
         """Note the files of the snapshot that was just stored."""
@@ -169,18 +215,32 @@ class OtherPods:
         """The keys that other pods name. They may belong to the next snapshot."""
         return {file.key for heard in self._heard.values() for file in heard.said.files}
 
+    def may_remove(self, key: str) -> bool:
+        """Return whether an object that nobody names can be removed: no pod is about to name it."""
+        place = number_and_claim(key.partition("/")[0])
+        if not is_of_pod(key) or place is None or place[1] != self._fence.number:
+            return True
+        heard = self._heard.get(key.split("/")[2])
+        return heard is not None and is_in_answer(heard.said.answer, key)
+
+    def _is_early(self) -> bool:
+        """Return whether other pods may still tell of their first files, because the program has just ended."""
+        first = self._ended_at is not None and not self._given
+        return first and self._now() - (self._ended_at or 0.0) < FIRST_WORDS_SECONDS
+
     def _is_time(self) -> bool:
         """Return whether to list again: the longer a pod is waited for, the longer are the pauses."""
-        pause = (
-            min(LONGEST_PAUSE_SECONDS, (self._listed_at - self._waits_since) / 4) if self._waits_for else 0.0
-        )
+        pause = 0.0
+        if self._waits_for:
+            pause = min(LONGEST_PAUSE_SECONDS, (self._listed_at - self._waits_since) / 4)
+            pause = max(pause, min(LONGEST_PAUSE_SECONDS, len(self._waits_for) / PODS_A_SECOND))
         return self._now() - self._listed_at >= pause
 
     def _wait_for(self, pods: Iterable[str]) -> None:
         if not self._waits_for:
             self._waits_since = self._now()
         self._waits_for = tuple(sorted(pods))
-        waits_for = tuple((pod, self._heard[pod].etag) for pod in self._waits_for)
+        waits_for = tuple((pod, beginning(self._heard[pod].etag)) for pod in self._waits_for)
         if not set(self._announced.waits_for).issuperset(waits_for):
             self._say(replace(self._announced, waits_for=waits_for))
 
@@ -215,54 +275,71 @@ class OtherPods:
             self._fence.hold()
             self._store.delete(earlier)
 
-    def _is_pending(self, said: PodManifest, mine: set[str]) -> bool:
-        """Return whether a pod has not yet sent files of this picture."""
-        pending = set(said.pending) - mine
-        folders = folders_in(mine)
-        return bool(
-            pending - of_the_next(pending, folders | folders_in(file.path for file in said.files), folders)
-        )
+    def _is_pending(self, pod: str, heard: _Heard, mine: set[str]) -> bool:
+        """Return whether to wait for a pod's pending files of this picture."""
+        said, folders = heard.said, folders_in(mine)
+        later = of_the_next(said.pending, folders | folders_in(file.path for file in said.files), folders)
+        return self._has_pending(pod, heard, mine | later)
+
+    def _has_pending(self, pod: str, heard: _Heard, but: set[str]) -> bool:
+        """Return whether to wait for a pod's pending files, but for some."""
+        if set(heard.said.pending) <= but:
+            return False
+        return not self._is_excused(pod, heard.etag, PENDING_SECONDS)
 
     def _is_silent(self, pod: str, etag: str, kinds: Set[str]) -> bool:
-        """Return whether a pod that gave files of such kinds to the last snapshot has said nothing since."""
+        """Return whether to wait for a pod that gave files of such kinds to the last snapshot, and said no more."""
         before, given = self._given.get(pod, ("", frozenset[str]()))
-        if before != etag or self._excused.get(pod) == etag or not given & kinds:
-            self._silent_since.pop(pod, None)
-            return False
-        since = self._silent_since.setdefault(pod, self._now())
-        if self._now() - since < SILENT_SECONDS:
+        return before == etag and bool(given & kinds) and not self._is_excused(pod, etag, SILENT_SECONDS)
+
+    def _is_excused(self, pod: str, etag: str, limit: float) -> bool:
+        """Return whether a pod has been waited for in vain, while its manifest had this ETag."""
+        if self._excused.get(pod) == etag:
             return True
-        log.warning("%s gave files to the last checkpoint, and says nothing: it is not waited for", pod)
+        if self._quiet_since.get(pod, ("", 0.0))[0] != etag:
+            self._quiet_since[pod] = etag, self._now()
+        if self._now() - self._quiet_since[pod][1] < limit:
+            return False
+        log.warning("%s gives no files for %.0f s: checkpoints do not wait for it", pod, limit)
         self._excused[pod] = etag
-        return False
+        return True
 
     def _note_removed(self, mine: set[str]) -> None:
         """Note what this pod's program has removed since an earlier picture: it is not to come back."""
         present = mine | folders_in(mine)
-        said = {file.path for heard in self._heard.values() for file in heard.said.files}
-        self._removed = (self._removed | self._had - present) & (said | folders_in(said)) - present
-        self._had = present
+        gone, self._had = self._had - present, present
+        if gone:
+            files = (file for heard in self._heard.values() for file in heard.said.files)
+            self._removed |= {file.key for file in files if is_below(file.path, gone)}
+        self._removed &= self.named
 
     def _united(self, own: Collection[StoredFile], nodes: Mapping[str, Node]) -> tuple[StoredFile, ...]:
         """Return own files with those of other pods. Where two pods have a path, the file of the first counts."""
-        lent = {file.path for file in own if is_lent(file)}
-        leaves = {path for path, node in nodes.items() if node.kind != "directory"} - lent
-        folders = nodes.keys() - leaves - lent
-        given: dict[str, StoredFile] = {}
+        found = {file.path: file for file in own if not self._is_gone(giver_of(file), file.path)}
+        lent = {path for path, file in found.items() if is_lent(file)}
+        folders = {path for path, node in nodes.items() if node.kind == "directory"}
+        leaves = {path for path, node in nodes.items() if node.kind == "link"} | (found.keys() - lent)
         for _, heard in sorted(self._heard.items()):
             for file in heard.said.files:
                 above = set(folders_of(file.path))
-                removed = file.path in self._removed or not self._removed.isdisjoint(above)
                 if (
-                    not removed
-                    and file.path not in leaves
-                    and file.path not in folders
-                    and leaves.isdisjoint(above)
+                    file.key in self._removed
+                    or file.path in leaves
+                    or file.path in folders
+                    or not leaves.isdisjoint(above)
                 ):
-                    given[file.path] = file
-                    leaves.add(file.path)
-                    folders |= above
-        return tuple(({file.path: file for file in own} | given).values())
+                    continue
+                for path in lent & above:  # A file in the restored snapshot, and a folder now.
+                    found.pop(path, None)
+                found[file.path] = file
+                leaves.add(file.path)
+                folders |= above
+        return tuple(found.values())
+
+    def _is_gone(self, giver: str, path: str) -> bool:
+        """Return whether the pod that gave a file has removed it."""
+        heard = self._heard.get(giver)
+        return heard is not None and path in heard.said.gone
 
 
 def _not_lent(files: Collection[StoredFile]) -> set[str]:

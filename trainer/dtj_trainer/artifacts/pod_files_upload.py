@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ from dtj_trainer.artifacts.pod_manifest import (
     LATE_AT_END_SECONDS,
     LATE_SECONDS,
     PodManifest,
+    answer_place,
+    beginning,
     folders_in,
     of_the_next,
     pod_manifest_key,
@@ -28,16 +31,19 @@ from dtj_trainer.artifacts.sent_files import Changed, SentFiles
 from dtj_trainer.artifacts.snapshot import keys_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Set
+    from collections.abc import Callable, Iterable, Mapping, Set
     from pathlib import Path
 
     from dtj_trainer.artifacts.look import Node
+    from dtj_trainer.artifacts.manifest import Manifest, StoredFile
     from dtj_trainer.artifacts.store import Store
 
 log = logging.getLogger(__name__)
 
 _MOST_BYTES = 64 * 2**20
 _LONGEST_PAUSE_SECONDS = 10.0
+COPY_AFTER = 2
+"""After so many void pictures in a row, files are copied before they are sent."""
 
 
 class _Announced:
@@ -89,11 +95,16 @@ class PodFilesUploader:
         self._folder, self._job, self._store, self._pod = folder, job, store, pod
         self._claim_key, self._attempt, self._now = claim_key, attempt, now
         self._pictures = FolderPictures(folder, settle_seconds, program_runs)
+        self._process = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()
         self.bytes_uploaded = 0
         self._not_own: set[Node] = set()
-        """Files that all pods have restored, or that can't be read."""
-        self._answers = 0
+        """Files that all pods have restored, or that can't be sent."""
+        self._given: set[str] = set()
+        """The paths of the restored files that this pod gave."""
+        self._answers = self._voids = 0
+        self._due: Picture | None = None
+        self._new_since: float | None = None
         self._claim = -1
         self._begin_claim(-1)
 
@@ -103,14 +114,14 @@ class PodFilesUploader:
         self._sent = SentFiles(self._store, self._folder, self._count_bytes)
         self._announced = _Announced(self._store, self._now)
         self._said, self._said_etag = PodManifest(), ""
-        self._new_since: float | None = None
-        self._theirs: set[str] = set()
-        """The paths and folders on this disk that the pod with the claim has had: they are not this pod's."""
+        self._theirs: dict[str, Node] = {}
+        """Files on this disk that the pod with the claim has, or had when they were as they are here."""
+        self._their_paths: set[str] = set()
+        self._their_folders: set[str] = set()
         self._shared: set[str] = set()
         """The kinds of the files among them."""
         self._noisy: set[str] = set()
         """Files that change all the time: they do not make an answer necessary."""
-        self._due: Picture | None = None
         self._answerable = False
         """Whether an announcement came after the first new file."""
 
@@ -118,9 +129,11 @@ class PodFilesUploader:
         """Begin to watch the folder. Call it before the program writes there."""
         self._pictures.start()
 
-    def note_restored(self, paths: Set[str]) -> None:
-        """Take these paths of the folder as those of a snapshot that all pods have restored."""
-        self._not_own = set(self._pictures.begin_from(paths).values())
+    def note_restored(self, manifest: Manifest) -> None:
+        """Take the folder as a restore of this snapshot left it. All pods have restored the same one."""
+        self._not_own = set(self._pictures.begin_from(manifest.paths).values())
+        own = f"{PODS}/{self._pod}/"
+        self._given = {file.path for file in manifest.files if file.key.partition("/")[2].startswith(own)}
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
         """Upload what is complete, and name it in the pod's manifest; return True when nothing is left.
@@ -138,38 +151,63 @@ class PodFilesUploader:
         shared = not over and not self._said.pending and self._are_shared(new)
         if shared and not late:
             return False
+        if self._due is None:
+            found = self._pictures.due(ended=ended, died_ns=died_ns)
+            self._due = found if isinstance(found, Picture) else None
+        if not self._said.pending:
+            if over and self._due is None:  # What is there is not complete, and never will be.
+                return True
+            if not self._holds_claim():
+                return False
+            self._hear()
+            self._answerable = False
+        else:
+            self._answerable |= self._hear()
+        new = self._new(over=over)
+        # What vanished, or the pod with the claim has as well, or will never be complete, is not to be waited for.
+        pending = set() if over and self._due is None else {node.path for node in new}
+        if pending != set(self._said.pending) and (
+            not self._said.pending or self._due is None or not pending
+        ):
+            self._say_pending(pending)
+        if not pending:
+            self._note_shared(())
+            return True
+        return self._due is not None and self._answer(self._due, late=late, over=over)
+
+    def _note_shared(self, own: Iterable[Node]) -> None:
+        self._shared |= {kind_of(path) for path in self._theirs} - {kind_of(node.path) for node in own}
+
+    def _holds_claim(self) -> bool:
+        """Return whether a pod of this attempt has the claim, and has had it since this pod's last words."""
         claim = claim_of_attempt(self._job, self._claim_key, self._attempt)
         if claim is None:
             return False
         if claim.number != self._claim:
+            before, self._voids = self._claim, 0
             self._begin_claim(claim.number)
-        if self._due is None:
-            found = self._pictures.due(ended=ended, died_ns=died_ns)
-            self._due = found if isinstance(found, Picture) else None
-        if over and self._due is None:  # What is there is not complete, and never will be.
-            if self._said.pending:
-                self._say(PodManifest(self._said.number, files=self._said.files))
-            return True
-        if not self._said.pending:
-            self._hear()
-            if shared and not self._new(over=over):
-                return True
-            self._answerable = False
-            pending = tuple(sorted(node.path for node in new))
-            self._say(PodManifest(self._said.number, pending, files=self._said.files))
-        return self._due is not None and self._answer(self._due, late=late, over=over)
+            return before < 0
+        return True
 
     def _new(self, *, over: bool) -> list[Node]:
         """Return the new files that may be this pod's alone."""
-        last, saved = self._pictures.last, self._pictures.marks.keys()
+        last = self._pictures.last
         return [
             node
-            for path, node in self._pictures.nodes.items()
+            for node in self._own(self._pictures.nodes)
+            if not node.same(last.get(node.path)) and (over or node.path not in self._noisy)
+        ]
+
+    def _own(self, nodes: Mapping[str, Node]) -> list[Node]:
+        """Return the files that the pod with the claim has not, and neither had nor wrote by `save`."""
+        saved = self._pictures.marks.keys()
+        return [
+            node
+            for path, node in nodes.items()
             if node.kind == "file"
-            and not node.same(last.get(path))
-            and path not in self._theirs
             and node not in self._not_own
-            and (over or path not in self._noisy)
+            and path not in self._their_paths
+            and not node.same(self._theirs.get(path))
             and not is_below(path, saved)
         ]
 
@@ -181,73 +219,83 @@ class PodFilesUploader:
         since = self._now() if self._new_since is None else self._new_since
         before = self._announced.said
         self._announced.read(self._claim, since)
-        said = self._announced.said
-        paths = set(said.paths)
-        self._theirs = (self._theirs | paths | folders_in(paths)) & self._pictures.nodes.keys()
-        asked = (self._pod, self._said_etag) in said.waits_for
+        said, nodes = self._announced.said, self._pictures.nodes
+        folders = folders_in(said.paths)
+        gone, self._their_folders = self._their_folders - folders, folders
+        self._their_paths = set(said.paths)
+        theirs = self._their_paths & nodes.keys()
+        theirs |= {path for path in nodes if is_below(path, gone) and path not in self._theirs}
+        self._theirs = {path: node for path, node in self._theirs.items() if path in nodes}
+        self._theirs |= {path: nodes[path] for path in theirs}
+        asked = (self._pod, beginning(self._said_etag)) in said.waits_for
         return asked or (said.number, said.paths) != (before.number, before.paths)
 
     def _answer(self, picture: Picture, *, late: bool, over: bool) -> bool:
         """Answer what is announced; return whether nothing is left."""
-        self._answerable |= self._hear()
-        if not self._answerable and not late:
+        if not (self._answerable or late) or not self._holds_claim():
             return False
         said = self._announced.said
-        folders = folders_in(said.paths)
-        gone = self._theirs - folders - set(said.paths)
-        files = [
-            node
-            for node in picture.nodes.values()
-            if node.kind == "file"
-            and node not in self._not_own
-            and not is_below(node.path, self._pictures.marks.keys())
-        ]
-        own = [node for node in files if node.path not in self._theirs and not is_below(node.path, gone)]
-        known = folders | folders_in(file.path for file in self._said.files)
-        later = set() if late else of_the_next((node.path for node in own), known, folders)
+        own = self._own(picture.nodes)
+        known = self._their_folders | folders_in(file.path for file in self._said.files)
+        later = set() if late else of_the_next((node.path for node in own), known, self._their_folders)
         if later:
             self._answerable = False
             own = [node for node in own if node.path not in later]
-            picture = replace(
-                picture, nodes={path: node for path, node in picture.nodes.items() if path not in later}
-            )
-        if later and {node.path for node in own} == {file.path for file in self._said.files}:
-            return False
-        self._answers += 1
+            if {node.path for node in own} == {file.path for file in self._said.files}:
+                return False
+            nodes = {path: node for path, node in picture.nodes.items() if path not in later}
+            picture = replace(picture, nodes=nodes)
         folder = folder_name(max(said.number, 0), self._claim)
-        lacking = [node for node in own if self._sent.get(node) is None]
-        # A key of its own for each answer: the pod with the claim may be removing what earlier answers named.
-        keys = keys_of(lacking, f"{folder}/{PODS}/{self._pod}/{self._answers}", None, set())
-        busy = [node for node in lacking if node.path in picture.busy]
-        calm = {node: key for node, key in keys.items() if node.path not in picture.busy}
-        self._due = None
-        try:
-            with self._pictures.looking():
-                self._sent.send(calm, self._store.uri(folder))
-        except PermissionError as error:
-            path = os.path.relpath(str(error.filename), self._folder)
-            self._not_own.update(node for node in own if node.path == path)
-            log.warning("%s is not saved: %s", error.filename, error.strerror)
+        self._answers += 1
+        place = answer_place(self._pod, self._process, self._answers)
+        stored = self._send(own, picture.busy, f"{folder}/{place}")
+        if stored is None or not self._holds_claim():
             return False
-        except (Changed, OSError) as error:
-            log.info("a file changed while it was uploaded: %s", error)
-            return False
-        stored = [file for node in own if (file := self._sent.get(node))]
-        stored += [file for node in busy if (file := self._sent.send_as_it_is(node, keys[node]))]
-        claim = claim_of_attempt(self._job, self._claim_key, self._attempt)
-        if claim is None or claim.number != self._claim:
-            return False
-        self._say(PodManifest(said.number, tuple(sorted(later)), files=tuple(stored)))
+        gone = tuple(sorted(self._given - picture.nodes.keys()))
+        self._say(PodManifest(said.number, tuple(sorted(later)), files=stored, answer=place, gone=gone))
         self._sent.keep_only(own)
         self._pictures.taken(picture)
         self._noisy = {*picture.passed_over, *picture.busy}
-        mine = {kind_of(node.path) for node in own}
-        self._shared |= {kind_of(node.path) for node in files if node.path in self._theirs} - mine
+        self._note_shared(own)
         self._new_since = self._new_since if later else None
+        return over or not self._new(over=over)
+
+    def _send(self, own: list[Node], busy: Set[str], place: str) -> tuple[StoredFile, ...] | None:
+        """Send what is not in the bucket, and return all; None if a file could not be sent as it is."""
+        self._due = None
+        lacking = [node for node in own if self._sent.get(node) is None]
+        keys = keys_of(lacking, place, None, set())
+        calm = {node: key for node, key in keys.items() if node.path not in busy}
+        try:
+            with self._pictures.looking():
+                if self._voids >= COPY_AFTER:
+                    self._sent.copy_aside(calm)
+                self._sent.send(calm, self._store.uri(place))
+        except (Changed, OSError) as error:
+            self._voids += 1
+            log.info("a file changed while it was uploaded: %s", error)
+            if isinstance(error, OSError) and (
+                isinstance(error, PermissionError) or self._voids > COPY_AFTER
+            ):
+                path = os.path.relpath(str(error.filename), self._folder)
+                self._not_own.update(node for node in own if node.path == path)
+                log.warning("%s is not saved: %s", error.filename, error.strerror)
+            return None
+        self._voids = 0
+        self._sent.drop_copies()
+        stored = [file for node in own if (file := self._sent.get(node))]
+        stored += [
+            file for node in own if node.path in busy and (file := self._sent.send_as_it_is(node, keys[node]))
+        ]
         if lacking:
             size = sum(node.size for node in lacking)
-            log.info("uploaded %d files of this pod for checkpoint %s (%d bytes)", len(lacking), folder, size)
-        return over or not self._new(over=over)
+            log.info(
+                "uploaded %d files of this pod to %s (%d bytes)", len(lacking), self._store.uri(place), size
+            )
+        return tuple(stored)
+
+    def _say_pending(self, paths: Iterable[str]) -> None:
+        self._say(replace(self._said, pending=tuple(sorted(paths))))
 
     def _say(self, said: PodManifest) -> None:
         self._said_etag = self._store.put_bytes(pod_manifest_key(self._claim, self._pod), said.to_json())

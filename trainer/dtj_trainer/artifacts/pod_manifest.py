@@ -14,14 +14,25 @@ A pod without files has no pod manifest, and nobody waits for it.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dtj_trainer.artifacts.look import folders_of, place_of
-from dtj_trainer.artifacts.manifest import PARTS, ManifestError, StoredFile, checked_key
+from dtj_trainer.artifacts.manifest import (
+    PARTS,
+    PODS,
+    Manifest,
+    ManifestError,
+    StoredFile,
+    check_paths,
+    checked_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Set
+
+    from dtj_trainer.artifacts.look import Node
 
 ANNOUNCED = "0"
 """The name of the manifest of the pod with the claim."""
@@ -36,9 +47,12 @@ LATE_AT_END_SECONDS = 10.0
 class PodManifest:
     """What one pod says.
 
-    number: of the picture that it announces or answers. pending: the paths of files that are not uploaded yet. paths:
-    of all files of the announced picture. waits_for: the pods whose files the announced picture lacks, each with the
-    ETag of its manifest. files: those that the pod alone has, and that are uploaded.
+    The pod with the claim announces a picture: its `number`; `paths`, of the pod's own files, and of folders with `/`
+    at the end; `waits_for`, the pods whose files the snapshot lacks, each with the beginning of its manifest's ETag.
+
+    Another pod says: `pending`, the paths of files that are not uploaded yet; `files`, those that the pod alone has,
+    and that are uploaded; `answer`, the place of the last of its answers, below which its keys are; `gone`, the paths
+    of files that it gave to the restored snapshot and has removed.
     """
 
     number: int = -1
@@ -46,6 +60,8 @@ class PodManifest:
     paths: tuple[str, ...] = ()
     waits_for: tuple[tuple[str, str], ...] = ()
     files: tuple[StoredFile, ...] = ()
+    answer: str = ""
+    gone: tuple[str, ...] = ()
 
     def to_json(self) -> bytes:
         """Serialize the manifest as it is stored in the bucket."""
@@ -56,6 +72,8 @@ class PodManifest:
             "paths": self.paths,
             "waitsFor": self.waits_for,
             "files": files,
+            "answer": self.answer,
+            "gone": self.gone,
         }
         return json.dumps(content, separators=(",", ":")).encode()
 
@@ -68,16 +86,73 @@ class PodManifest:
                 StoredFile(str(path), checked_key(key), int(size), str(sha256), int(mtime_ns))
                 for path, key, size, sha256, mtime_ns in read["files"]
             ]
-            pending, paths = (tuple(str(path) for path in read[field]) for field in ("pending", "paths"))
+            pending, paths, gone = (
+                tuple(str(path) for path in read[field]) for field in ("pending", "paths", "gone")
+            )
             waits_for = tuple((str(pod), str(etag)) for pod, etag in read["waitsFor"])
-            return PodManifest(int(read["number"]), pending, paths, waits_for, tuple(files))
-        except (ValueError, KeyError, TypeError) as error:
+            said = PodManifest(
+                int(read["number"]), pending, paths, waits_for, tuple(files), str(read["answer"]), gone
+            )
+            check_paths(Manifest(0, None, "", 0, said.files))
+            return said
+        except ManifestError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ManifestError(f"the pod manifest can't be read: {error!r}") from error
 
 
 def pod_manifest_key(claim: int, pod: str) -> str:
     """Return the key of a pod's manifest below the checkpoints prefix."""
     return f"{PARTS}/{claim}/{pod}.json"
+
+
+def answer_place(pod: str, process: str, count: int) -> str:
+    """Return the place of an answer's files below the folder of a snapshot. process: identifies the pod's process.
+
+    No two answers of a pod share a key: the pod with the claim may be removing what an earlier answer named.
+    """
+    return f"{PODS}/{pod}/{process}-{count}"
+
+
+def is_in_answer(place: str, key: str) -> bool:
+    """Return whether a key is of an answer, or of an earlier one of the same process. place: see `answer_place`."""
+    process, _, count = place.rpartition("-")
+    found = re.match(rf"{re.escape(process)}-(\d+)/", key.partition("/")[2])
+    return bool(process) and found is not None and int(found[1]) <= int(count)
+
+
+def is_of_pod(key: str) -> bool:
+    """Return whether a key is of the answer of any pod."""
+    return re.match(rf"{PODS}/[^/]+/[0-9a-f]{{8}}-\d+/", key.partition("/")[2]) is not None
+
+
+class Copy(NamedTuple):
+    """What another mode or owner of a file leaves as it is."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+def copy_of(node: Node) -> Copy:
+    """Return what identifies the content of a local file."""
+    return Copy(node.path, node.size, node.mtime_ns, node.inode)
+
+
+def is_lent(file: StoredFile) -> bool:
+    """Return whether another pod gave this file to its snapshot. After a restore, all pods have the file."""
+    return file.key.partition("/")[2].startswith(f"{PODS}/")
+
+
+def giver_of(file: StoredFile) -> str:
+    """Return the pod that gave a file; empty for a file of the pod with the claim."""
+    return file.key.split("/")[2] if is_lent(file) else ""
+
+
+def beginning(etag: str) -> str:
+    """Return the beginning of an ETag, which distinguishes the manifests of one pod."""
+    return etag.strip('"')[:8]
 
 
 def folders_in(paths: Iterable[str]) -> set[str]:

@@ -228,7 +228,7 @@ class PodSync:
                 program_runs=self._program_runs,
             )
             if self._restored:
-                self._pod_files.note_restored(self._restored.manifest.paths)
+                self._pod_files.note_restored(self._restored.manifest)
             self._pod_files.start()
             self._loops.append(
                 SyncLoop(

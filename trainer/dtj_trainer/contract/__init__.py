@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Literal, TypedDict
 
 from dtj_trainer.contract.history import END_FILE as END_FILE
 from dtj_trainer.contract.history import ENV_END as ENV_END
@@ -20,6 +19,16 @@ from dtj_trainer.contract.history import History as History
 from dtj_trainer.contract.peers import Peers as Peers
 from dtj_trainer.contract.pod_info import Part as Part
 from dtj_trainer.contract.pod_info import PodInfo as PodInfo
+from dtj_trainer.contract.report import EXPORT_ERROR_LENGTH as EXPORT_ERROR_LENGTH
+from dtj_trainer.contract.report import Artifacts as Artifacts
+from dtj_trainer.contract.report import Bottleneck as Bottleneck
+from dtj_trainer.contract.report import CheckpointRef as CheckpointRef
+from dtj_trainer.contract.report import Phases as Phases
+from dtj_trainer.contract.report import Progress as Progress
+from dtj_trainer.contract.report import Report as Report
+from dtj_trainer.contract.report import RestoredRef as RestoredRef
+from dtj_trainer.contract.report import Termination as Termination
+from dtj_trainer.contract.report import Utilisation as Utilisation
 
 # --- environment given to every replica -------------------------------------------------------
 
@@ -246,115 +255,6 @@ EXIT_CONFIG = 78
 EXIT_UNAVAILABLE = 69
 EXIT_DATA = 65
 EXIT_COMMAND_NOT_FOUND = 127
-
-
-class Bottleneck(TypedDict):
-    """What slows the training down, as measured by the program."""
-
-    kind: Literal["ParameterServers", "Worker"]
-    message: str
-    """A sentence with the figures and the remedy. The job's condition `Bottleneck` shows it."""
-
-
-EXPORT_ERROR_LENGTH = 300
-
-
-class Progress(TypedDict, total=False):
-    """The progress of a program. Every field is optional; times are RFC 3339 in UTC."""
-
-    step: int
-    totalSteps: int
-    epoch: int
-    percent: float
-    examplesPerSecond: float
-    loss: float
-    accuracy: float
-    etaSeconds: float
-    appliedTwice: int
-    """Batches that asynchronous parameter servers applied again after a loss, in all attempts."""
-    bottleneck: Bottleneck
-    """Absent: no bottleneck is known."""
-    exporting: bool
-    """The training is over, and its model is being exported."""
-    exportError: str
-    """Why the final model was not exported, in at most EXPORT_ERROR_LENGTH characters."""
-    updatedTime: str
-
-
-class CheckpointRef(TypedDict, total=False):
-    """The newest snapshot with a manifest in the bucket; `step`: if it is known; `new`: some of its newest names."""
-
-    step: int
-    time: str
-    uri: str
-    new: list[str]
-
-
-class RestoredRef(TypedDict, total=False):
-    """The snapshot that an attempt restored; `firstStep`: the first step that the program reported since."""
-
-    attempt: int
-    uri: str
-    firstStep: int
-
-
-class Artifacts(TypedDict, total=False):
-    """What is uploaded already, and what was restored."""
-
-    uri: str
-    checkpoint: CheckpointRef
-    restored: RestoredRef
-    model: str
-    tensorboard: str
-
-
-Phases = dict[str, str]
-"""RFC 3339 times of the phases of a pod: started, restored, peersReady, programStarted, firstStep, programEnded,
-synced."""
-
-
-class Utilisation(TypedDict, total=False):
-    """What the pod uses lately."""
-
-    cpuCores: float
-    """Processors in use."""
-    memoryBytes: float
-    gpuUtilisation: float
-    """The average of the pod's GPUs, 0 to 1."""
-
-
-class Report(TypedDict, total=False):
-    """The body of `/progress`."""
-
-    progress: Progress
-    artifacts: Artifacts
-    phases: Phases
-    utilisation: Utilisation
-    """Absent where no program runs, and in a Termination."""
-
-
-# `class` is a keyword, hence the functional syntax.
-Termination = TypedDict(
-    "Termination",
-    {
-        "class": str,
-        "message": str,
-        "role": str,
-        "index": int,
-        "rank": int,
-        "host": str,
-        "exitCode": int,
-        "signal": int,
-        "lastLogLines": list[str],
-        "progress": Progress,
-        "artifacts": Artifacts,
-        "phases": Phases,
-        "recorded": bool,
-    },
-    total=False,
-)
-"""The termination message: JSON of at most TERMINATION_MESSAGE_BYTES. `class` is absent after a success. `recorded`:
-the pod has written END_FILE; absent otherwise."""
 
 RANK_EXIT_MARKER = "dtj-rank-exit: "
 """A rank's wrapper prints this marker and a Termination as JSON on one line, for the launcher to read from mpirun."""
