@@ -318,11 +318,14 @@ def test_a_pod_that_gave_files_is_waited_for_and_then_excused(
     dcp(job, 2, 0, 1)
     job.settle(other_pods.SILENT_SECONDS - 20)
     assert len(job.snapshots) == 1
+    held_up = "checkpoint s3://memory/job/checkpoints/2 waits for files of worker-2"
+    assert job.claimant.held_up == held_up
     job.settle(60)
     assert job.last() == {
         path: content for path, content in shards_of(1, 2).items() if path != "step-2/__2_0.distcp"
     }
     assert "worker-2 gives no files for 180 s: checkpoints do not wait for it" in caplog.text
+    assert job.claimant.held_up == ""
     dcp(job, 3, 0, 1)
     job.settle(30)
     assert "step-3/__1_0.distcp" in job.last(), "it is not waited for again"

@@ -25,6 +25,8 @@ class ConditionType(StrEnum):
     """The job has ended without success."""
     BOTTLENECK = "Bottleneck"
     """Parameter servers or one worker hold up the training."""
+    CHECKPOINT_DELAYED = "CheckpointDelayed"
+    """Files change, and have made no checkpoint for minutes: they are incomplete, or a pod's files are missing."""
     STALLED = "Stalled"
     """All pods run, and the step does not change. Unknown: the pod that reports the step does not answer."""
     RECORDED = "Recorded"

@@ -129,6 +129,12 @@ class Reason(StrEnum):
     NO_BOTTLENECK = "NoBottleneck"
     """The last report names no bottleneck."""
 
+    # --- CheckpointDelayed ---
+    CHECKPOINT_INCOMPLETE = "CheckpointIncomplete"
+    """What the next checkpoint waits for is not complete."""
+    CHECKPOINT_COMPLETE = "CheckpointComplete"
+    """Nothing holds up the next checkpoint."""
+
     # --- Recorded ---
     END_RECORDED = "EndRecorded"
     """`end.json` has the end of the job."""

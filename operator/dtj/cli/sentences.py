@@ -37,7 +37,11 @@ def _details(status: JobStatus) -> str:
     if status.phase is Phase.RUNNING:
         if _stalled(status):
             return _message(status, ConditionType.STALLED)
-        return ", ".join(known[name] for name in ("step", "percent", "eta") if name in known)
+        shown = ", ".join(known[name] for name in ("step", "percent", "eta") if name in known)
+        delayed = status.holds(ConditionType.CHECKPOINT_DELAYED)
+        return "; ".join(
+            filter(None, (shown, _message(status, ConditionType.CHECKPOINT_DELAYED) if delayed else ""))
+        )
     if status.phase is Phase.SUCCEEDED:
         return known.get("accuracy", "")
     if status.phase in _WAITING:

@@ -120,6 +120,7 @@ class Observer:
             progress=report.progress,
             artifacts=report.artifacts,
             bottleneck=report.bottleneck,
+            checkpoint_held_up=report.checkpoint_held_up,
             evaluation=evaluation.progress if evaluation else None,
             answers=self._progress.answers(key, plan.reporter),
             program_ended=report.program_ended,

@@ -88,14 +88,15 @@ class Draft:
     def status(self, **values: object) -> JobStatus:
         """Return the status with the fields of the draft and with `values`."""
         running = self.conditions.get(ConditionType.RUNNING)
-        stalled = self.conditions.get(ConditionType.STALLED)
         runs = (
             running is not None
             and running.status is ConditionStatus.TRUE
             and running.reason == Reason.JOB_RUNNING
         )
-        if stalled is not None and stalled.status is not ConditionStatus.FALSE and not runs:
-            self.set(ConditionType.STALLED, False, Reason.NOT_RUNNING, "not all pods of the training run")
+        for kind in (ConditionType.STALLED, ConditionType.CHECKPOINT_DELAYED):
+            known = self.conditions.get(kind)
+            if known is not None and known.status is not ConditionStatus.FALSE and not runs:
+                self.set(kind, False, Reason.NOT_RUNNING, "not all pods of the training run")
         return self.job.status.model_copy(
             update={
                 **{name: getattr(self, name) for name in _VALUES},

@@ -41,6 +41,8 @@ from dtj.status.suspension import deactivation, held, is_held, is_suspending, re
 from dtj.status.times import seconds_since, written_time
 from dtj.status.waits import after_the_end, retry_begins, start_left, too_late
 
+_NOT_HELD_UP = "nothing holds up the next checkpoint"
+
 
 def evaluate(
     job: AnyJob, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
@@ -116,6 +118,9 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
     merge_reports(draft, expected, observed, named)
     draft.step_time = step_time(draft)
     _set_bottleneck(draft, observed)
+    if (held_up := observed.checkpoint_held_up) is not None:
+        reason = Reason.CHECKPOINT_INCOMPLETE if held_up else Reason.CHECKPOINT_COMPLETE
+        draft.set(ConditionType.CHECKPOINT_DELAYED, bool(held_up), reason, held_up or _NOT_HELD_UP)
 
     queued = is_queued(job, expected, pods)
     if queued:

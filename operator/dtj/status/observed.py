@@ -93,6 +93,8 @@ class Observed:
     """The faults that the API server found in an object of the plan."""
     progress: ProgressStatus | None = None
     artifacts: ArtifactsStatus | None = None
+    checkpoint_held_up: str | None = None
+    """What holds up the next checkpoint; empty: nothing; None: not reported."""
     bottleneck: Bottleneck | None = None
     """The bottleneck of the training; reported together with `progress`."""
     evaluation: ProgressStatus | None = None

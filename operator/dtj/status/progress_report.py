@@ -35,6 +35,8 @@ class Report:
     artifacts: ArtifactsStatus | None = None
     bottleneck: tuple[str, str] | None = None
     """Reason and message, from the report's progress."""
+    checkpoint_held_up: str | None = None
+    """What holds up the next checkpoint; empty: nothing; None: the pod does not say."""
     program_ended: bool = False
     """Whether the training is over: the pod's programs have ended (phases), or export the model (progress)."""
     utilisation: Utilisation | None = None
@@ -55,7 +57,14 @@ def read_report(body: bytes | str) -> tuple[Report | None, int]:
     phases = answer.get("phases")
     ended = (isinstance(phases, dict) and "programEnded" in phases) or _exporting(answer.get("progress"))
     dropped = bad_progress + bad_artifacts + bad_bottleneck + bad_utilisation
-    return Report(progress, artifacts, bottleneck, ended, utilisation), dropped
+    held_up = _held_up(answer.get("artifacts"))
+    return Report(progress, artifacts, bottleneck, held_up, ended, utilisation), dropped
+
+
+def _held_up(artifacts: Any) -> str | None:
+    if not isinstance(artifacts, Mapping):
+        return None
+    return text(artifacts.get("heldUp", ""), _BOTTLENECK_LENGTH)
 
 
 def _exporting(progress: Any) -> bool:

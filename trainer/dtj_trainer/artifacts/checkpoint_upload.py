@@ -69,10 +69,7 @@ class CheckpointUploader:
         keep_every: float = 0.0,
         shards: bool = False,
     ) -> None:
-        """`keep`, `keep_every`: of the snapshots in the bucket; see `kept`.
-
-        `shards`: other pods may have files that this one has not; see `pod_manifest`.
-        """
+        """`keep`, `keep_every`: of the snapshots in the bucket. `shards`: other pods may have files of their own."""
         self._folder = folder
         self._store = store
         self._fence = fence
@@ -98,6 +95,7 @@ class CheckpointUploader:
         self._lock = threading.Lock()
         self._newest: contract.CheckpointRef | None = None
         self.bytes_uploaded = 0
+        self.held_up = ""  # What has held up the next snapshot for minutes.
 
     @property
     def newest(self) -> contract.CheckpointRef | None:
@@ -148,6 +146,7 @@ class CheckpointUploader:
                 self._pictures.look(over=over)
             index = self._loaded_index()
             self._store.uploads.abort_changed()
+            self.held_up = self._others.held_up or self._pictures.held_up
             self._others.begin(ended=over)
             found: Picture | Waits = NOTHING
             if self._under_way is None:

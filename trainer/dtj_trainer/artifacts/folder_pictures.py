@@ -42,6 +42,8 @@ class FolderPictures:
         self._waits_since: int | None = None
         self._not_before = 0.0
         self._at_ns = 0
+        self.held_up = ""
+        """What has held up the next picture for TELL_AFTER; empty: nothing."""
         self.nodes: Mapping[str, Node] = {}
         """The content of the folder at the last look."""
 
@@ -98,17 +100,19 @@ class FolderPictures:
             return Waits("the last picture was taken a moment ago")
         found = self._pictures.picture(ended=ended, died_ns=died_ns)
         if isinstance(found, Picture) or not found.path:
-            self._waits_since = None
+            self._waits_since, self.held_up = None, ""
             return found
         if self._waits_since is None:
             self._waits_since = self._at_ns
-        elif self._waits_since >= 0 and self._at_ns - self._waits_since >= TELL_AFTER:
-            self._waits_since = -1  # It is told once.
-            log.warning(
-                "no checkpoint for 10 minutes, although files change: %s: checkpoints/%s",
-                found.reason,
-                found.path,
+        elif self._at_ns - self._waits_since >= TELL_AFTER:
+            told, self.held_up = (
+                self.held_up,
+                (
+                    f"no checkpoint for 10 minutes, although files change: {found.reason}: checkpoints/{found.path}"
+                ),
             )
+            if not told:
+                log.warning("%s", self.held_up)
         return found
 
     def rest_after(self, seconds: float) -> None:

@@ -159,7 +159,7 @@ class OtherPods:
             return own
         if self._is_time():
             self._listen()
-            mine = _not_lent(own)
+            mine = {file.path for file in own if not is_lent(file)}
             self._note_removed(mine | {path for path, node in nodes.items() if node.kind == "directory"})
             kinds = {kind_of(path) for path, node in nodes.items() if not node.same(last_nodes.get(path))}
             self._wait_for(
@@ -186,7 +186,7 @@ class OtherPods:
         calm = not ended and not self._waits_for
         if self._is_time() and (not calm or self._now() - self._listed_at >= LATE_SECONDS):
             self._listen()
-            mine = _not_lent(files)
+            mine = {file.path for file in files if not is_lent(file)}
             self._wait_for(pod for pod, heard in self._heard.items() if self._has_pending(pod, heard, mine))
             keys = {file.key for file in files}
             if any(file.key not in keys for file in self._united(files, nodes)):
@@ -195,6 +195,12 @@ class OtherPods:
             pods = ", ".join(self._waits_for[:MOST_NAMED])
             self.lacking = f"the last checkpoint in {self._store.location.uri} waits for files of {pods}"
         return False
+
+    @property
+    def held_up(self) -> str:
+        """Which pods have held up the next snapshot for a minute or more; empty: none."""
+        late = self._waits_for and self._now() - self._waits_since >= LATE_SECONDS
+        return self.lacking if late else ""
 
     def given_up(self) -> bool:
         """Return whether nobody waits for what lacks any more, because the program ended some time ago."""
@@ -340,7 +346,3 @@ class OtherPods:
         """Return whether the pod that gave a file has removed it."""
         heard = self._heard.get(giver)
         return heard is not None and path in heard.said.gone
-
-
-def _not_lent(files: Collection[StoredFile]) -> set[str]:
-    return {file.path for file in files if not is_lent(file)}

@@ -319,6 +319,8 @@ class PodSync:
         source = self._checkpoints or self._mirror
         if source and (newest := source.newest):
             found["checkpoint"] = newest
+        if self._checkpoints and self._checkpoints.held_up:
+            found["heldUp"] = self._checkpoints.held_up
         if self._checkpoints and self._restored and not self._restored.manifest.of_save:
             # `checkpoints.save` leaves nothing incomplete. The content of a whole folder can be of no use.
             found["restored"] = {"attempt": self._settings.attempt, "uri": self._restored.uri}

@@ -61,6 +61,8 @@ class Artifacts(TypedDict, total=False):
     uri: str
     checkpoint: CheckpointRef
     restored: RestoredRef
+    heldUp: str
+    """What has held up the next checkpoint for minutes; absent: nothing."""
     model: str
     tensorboard: str
 
