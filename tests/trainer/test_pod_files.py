@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.manifest import Manifest
+from dtj_trainer.artifacts.multipart import Put
 from dtj_trainer.artifacts.other_pods import OtherPods
 from dtj_trainer.artifacts.pod_files_upload import PodFilesUploader
 from dtj_trainer.artifacts.restore import restore
@@ -83,7 +85,6 @@ class Job:
             if pod
         ]
         for uploader, found in zip((self.claimant, *self.others), self.restored, strict=True):
-            uploader.start()
             if found and isinstance(uploader, CheckpointUploader):
                 uploader.note_restored(found.manifest, own=True)
             elif found and isinstance(uploader, PodFilesUploader):
@@ -514,3 +515,30 @@ def test_a_mode_that_rank_0_changes_makes_no_file_its_own(
     again.write(1, "state.pt", "newer")
     again.settle(150)
     assert again.last()["state.pt"] == "newer"
+
+
+def test_a_long_upload_at_the_end_is_waited_for_while_bytes_flow(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dcp(job, 1)
+    job.passes(1, 2)
+    job.settle()
+    dcp(job, 2)
+    done: list[bool] = []
+
+    def slow(_: object, key: str, path: Path, on_bytes: Callable[[int], None], **__: object) -> Put:
+        if path.name == "__1_0.distcp":
+            for _minute in range(20):
+                job.clock.now += 61
+                on_bytes(1)
+                done.extend(job.passes(0, ended=True))
+        return put_whole(_, key, path, on_bytes)
+
+    put_whole = MemoryStore.put_whole
+    monkeypatch.setattr(MemoryStore, "put_whole", slow)
+    for _ in range(6):
+        job.passes(ended=True)
+        job.clock.now += 5
+    assert len(done) == 20
+    assert not any(done)
+    assert job.last() == shards_of(1, 2)

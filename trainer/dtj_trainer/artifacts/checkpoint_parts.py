@@ -95,9 +95,15 @@ class Lateness:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._since: float | None = None
+        self._signs: object = None
 
-    def given_up(self, lacking: str, limit: float | None = None) -> bool:
-        """Return whether the wait that began at the first call is over. `lacking`: what is missing, for the log."""
+    def given_up(self, lacking: str, limit: float | None = None, signs: object = None) -> bool:
+        """Return whether the wait that began at the first call is over. `lacking`: what is missing, for the log.
+
+        signs: begins the wait again when it changes.
+        """
+        if signs != self._signs:
+            self._signs, self._since = signs, None
         limit = LATE_SECONDS if limit is None else limit
         self._since = self._now() if self._since is None else self._since
         if self._now() - self._since < limit:

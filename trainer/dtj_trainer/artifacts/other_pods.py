@@ -59,7 +59,9 @@ FIRST_WORDS_SECONDS = 5.0
 PODS_A_SECOND = 500
 """While so many pods are waited for, the pause between two listings is a second or more."""
 MOST_NAMED = 4
+"""So many of the pods that are waited for are named."""
 AGAIN = "again"
+"""The place of a pod's files that the pod with the claim has sent."""
 LONGEST_PAUSE_SECONDS = 10.0
 """Between two listings while a pod is waited for."""
 
@@ -120,11 +122,14 @@ class OtherPods:
 
         folder: of the snapshot. The keys name the pod that gave the file. What that pod has removed gets no key.
         """
-        lent = [(node, giver) for node in nodes if (giver := self._lent.get(copy_of(node)))]
+        lent: dict[str, list[Node]] = {}
+        for node in nodes if self._lent else ():
+            giver = self._lent.get(copy_of(node))
+            if giver and not self._is_gone(giver, node.path):
+                lent.setdefault(giver, []).append(node)
         keys: dict[Node, str] = {}
-        for node, giver in lent:
-            if not self._is_gone(giver, node.path):
-                keys |= keys_of([node], f"{folder}/{PODS}/{giver}/{AGAIN}", None, {*taken, *keys.values()})
+        for giver, files in lent.items():
+            keys |= keys_of(files, f"{folder}/{PODS}/{giver}/{AGAIN}", None, taken)
         return keys
 
     def announce(self, due: Due) -> None:
@@ -204,8 +209,9 @@ class OtherPods:
 
     def given_up(self) -> bool:
         """Return whether nobody waits for what lacks any more, because the program ended some time ago."""
-        limit = LATE_AT_END_SECONDS if self._waits_for else None
-        return bool(self.lacking) and self._lateness.given_up(self.lacking, limit)
+        waited = {pod: self._heard[pod].etag for pod in self._waits_for}
+        limit = LATE_AT_END_SECONDS if waited else None
+        return bool(self.lacking) and self._lateness.given_up(self.lacking, limit, waited)
 
     def stored(self, files: Iterable[StoredFile]) -> None:
         """Note the files of the snapshot that was just stored."""
@@ -231,16 +237,15 @@ class OtherPods:
 
     def _is_early(self) -> bool:
         """Return whether other pods may still tell of their first files, because the program has just ended."""
-        first = self._ended_at is not None and not self._given
-        return first and self._now() - (self._ended_at or 0.0) < FIRST_WORDS_SECONDS
+        ended_at = None if self._given else self._ended_at
+        return ended_at is not None and self._now() - ended_at < FIRST_WORDS_SECONDS
 
     def _is_time(self) -> bool:
         """Return whether to list again: the longer a pod is waited for, the longer are the pauses."""
         pause = 0.0
         if self._waits_for:
-            pause = min(LONGEST_PAUSE_SECONDS, (self._listed_at - self._waits_since) / 4)
-            pause = max(pause, min(LONGEST_PAUSE_SECONDS, len(self._waits_for) / PODS_A_SECOND))
-        return self._now() - self._listed_at >= pause
+            pause = max((self._listed_at - self._waits_since) / 4, len(self._waits_for) / PODS_A_SECOND)
+        return self._now() - self._listed_at >= min(pause, LONGEST_PAUSE_SECONDS)
 
     def _wait_for(self, pods: Iterable[str]) -> None:
         if not self._waits_for:
@@ -289,9 +294,7 @@ class OtherPods:
 
     def _has_pending(self, pod: str, heard: _Heard, but: set[str]) -> bool:
         """Return whether to wait for a pod's pending files, but for some."""
-        if set(heard.said.pending) <= but:
-            return False
-        return not self._is_excused(pod, heard.etag, PENDING_SECONDS)
+        return not set(heard.said.pending) <= but and not self._is_excused(pod, heard.etag, PENDING_SECONDS)
 
     def _is_silent(self, pod: str, etag: str, kinds: Set[str]) -> bool:
         """Return whether to wait for a pod that gave files of such kinds to the last snapshot, and said no more."""
@@ -330,9 +333,8 @@ class OtherPods:
                 above = set(folders_of(file.path))
                 if (
                     file.key in self._removed
-                    or file.path in leaves
                     or file.path in folders
-                    or not leaves.isdisjoint(above)
+                    or not leaves.isdisjoint({file.path, *above})
                 ):
                     continue
                 for path in lent & above:  # A file in the restored snapshot, and a folder now.

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from dtj_trainer.artifacts.pod_manifest import (
     of_the_next,
     pod_manifest_key,
 )
-from dtj_trainer.artifacts.s3 import NoSuchKey
+from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.sent_files import Changed, SentFiles
 from dtj_trainer.artifacts.snapshot import keys_of
 
@@ -113,7 +114,7 @@ class PodFilesUploader:
         self._claim = claim
         self._sent = SentFiles(self._store, self._folder, self._count_bytes)
         self._announced = _Announced(self._store, self._now)
-        self._said, self._said_etag = PodManifest(), ""
+        self._said, self._said_etag, self._said_at = PodManifest(), "", self._now()
         self._theirs: dict[str, Node] = {}
         """Files on this disk that the pod with the claim has, or had when they were as they are here."""
         self._their_paths: set[str] = set()
@@ -297,10 +298,15 @@ class PodFilesUploader:
     def _say_pending(self, paths: Iterable[str]) -> None:
         self._say(replace(self._said, pending=tuple(sorted(paths))))
 
-    def _say(self, said: PodManifest) -> None:
-        self._said_etag = self._store.put_bytes(pod_manifest_key(self._claim, self._pod), said.to_json())
-        self._said = said
-
     def _count_bytes(self, amount: int) -> None:
+        """Count bytes that are sent, and let the pod with the claim know once a minute that bytes flow."""
         with self._lock:
             self.bytes_uploaded += amount
+            if not self._said.pending or self._now() - self._said_at < LATE_SECONDS:
+                return
+            with suppress(S3Error):
+                self._say(replace(self._said, sent=self.bytes_uploaded))
+
+    def _say(self, said: PodManifest) -> None:
+        self._said_etag = self._store.put_bytes(pod_manifest_key(self._claim, self._pod), said.to_json())
+        self._said, self._said_at = said, self._now()

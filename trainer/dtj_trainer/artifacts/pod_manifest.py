@@ -52,7 +52,7 @@ class PodManifest:
 
     Another pod says: `pending`, the paths of files that are not uploaded yet; `files`, those that the pod alone has,
     and that are uploaded; `answer`, the place of the last of its answers, below which its keys are; `gone`, the paths
-    of files that it gave to the restored snapshot and has removed.
+    of files that it gave to the restored snapshot and has removed; `sent`, bytes, which grows during an upload.
     """
 
     number: int = -1
@@ -62,6 +62,7 @@ class PodManifest:
     files: tuple[StoredFile, ...] = ()
     answer: str = ""
     gone: tuple[str, ...] = ()
+    sent: int = 0
 
     def to_json(self) -> bytes:
         """Serialize the manifest as it is stored in the bucket."""
@@ -74,6 +75,7 @@ class PodManifest:
             "files": files,
             "answer": self.answer,
             "gone": self.gone,
+            "sent": self.sent,
         }
         return json.dumps(content, separators=(",", ":")).encode()
 
@@ -91,7 +93,14 @@ class PodManifest:
             )
             waits_for = tuple((str(pod), str(etag)) for pod, etag in read["waitsFor"])
             said = PodManifest(
-                int(read["number"]), pending, paths, waits_for, tuple(files), str(read["answer"]), gone
+                int(read["number"]),
+                pending,
+                paths,
+                waits_for,
+                tuple(files),
+                str(read["answer"]),
+                gone,
+                int(read["sent"]),
             )
             check_paths(Manifest(0, None, "", 0, said.files))
             return said
