@@ -542,3 +542,18 @@ def test_a_long_upload_at_the_end_is_waited_for_while_bytes_flow(
     assert len(done) == 20
     assert not any(done)
     assert job.last() == shards_of(1, 2)
+
+
+def test_a_log_of_a_pod_holds_nothing_up(job: Job) -> None:
+    for count in range(8):
+        job.write(1, "rank-1.log", "line\n" * (count + 1))
+        job.passes(1)
+        job.clock.now += 3
+    job.write(0, "model.pt")
+    for count in range(8, 30):
+        job.write(1, "rank-1.log", "line\n" * (count + 1))
+        job.passes()
+        job.clock.now += 3
+    assert job.last()["model.pt"] == "model.pt of 0"
+    job.settle(300)
+    assert job.last() == {"model.pt": "model.pt of 0", "rank-1.log": "line\n" * 30}

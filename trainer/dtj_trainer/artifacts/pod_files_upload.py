@@ -121,8 +121,9 @@ class PodFilesUploader:
         self._their_folders: set[str] = set()
         self._shared: set[str] = set()
         """The kinds of the files among them."""
-        self._noisy: set[str] = set()
-        """Files that change all the time: they do not make an answer necessary."""
+        self._noisy: dict[str, tuple[Node | None, float]] = {}
+        """Files that change all the time, as they were last, and since when: they make no answer necessary before
+        they are calm."""
         self._answerable = False
         """Whether an announcement came after the first new file."""
 
@@ -144,7 +145,7 @@ class PodFilesUploader:
         over = ended or died_ns is not None
         self._pictures.look(over=over)
         new = self._new(over=over)
-        if not new and not self._said.pending:
+        if not new and not self._said.pending and not self._is_any_calm():
             self._new_since = None
             return True
         self._new_since = self._now() if self._new_since is None else self._new_since
@@ -156,7 +157,8 @@ class PodFilesUploader:
             found = self._pictures.due(ended=ended, died_ns=died_ns)
             self._due = found if isinstance(found, Picture) else None
         if not self._said.pending:
-            if over and self._due is None:  # What is there is not complete, and never will be.
+            # At the end, what is there without a picture is not complete, and never will be.
+            if not self._new(over=over) or (over and self._due is None):
                 return True
             if not self._holds_claim():
                 return False
@@ -196,8 +198,28 @@ class PodFilesUploader:
         return [
             node
             for node in self._own(self._pictures.nodes)
-            if not node.same(last.get(node.path)) and (over or node.path not in self._noisy)
+            if not node.same(last.get(node.path)) and (over or self._counts(node))
         ]
+
+    def _counts(self, node: Node) -> bool:
+        """Return whether a file makes an answer necessary."""
+        if node.path not in self._noisy:
+            return True
+        return self._due is not None and self._due.nodes.get(node.path) == node and self._is_calm(node)
+
+    def _is_any_calm(self) -> bool:
+        last, nodes = self._pictures.last, self._pictures.nodes
+        noisy = [node for path in self._noisy if (node := nodes.get(path)) and not node.same(last.get(path))]
+        calm = [self._is_calm(node) for node in noisy]
+        return any(calm)
+
+    def _is_calm(self, node: Node) -> bool:
+        """Return whether a file that changed all the time has not changed for a while."""
+        seen, since = self._noisy[node.path]
+        if seen != node:
+            self._noisy[node.path] = node, self._now()
+            return False
+        return self._now() - since >= LATE_SECONDS
 
     def _own(self, nodes: Mapping[str, Node]) -> list[Node]:
         """Return the files that the pod with the claim has not, and neither had nor wrote by `save`."""
@@ -256,7 +278,7 @@ class PodFilesUploader:
         self._say(PodManifest(said.number, tuple(sorted(later)), files=stored, answer=place, gone=gone))
         self._sent.keep_only(own)
         self._pictures.taken(picture)
-        self._noisy = {*picture.passed_over, *picture.busy}
+        self._noisy = dict.fromkeys((*picture.passed_over, *picture.busy), (None, 0.0))
         self._note_shared(own)
         self._new_since = self._new_since if later else None
         return over or not self._new(over=over)
@@ -286,7 +308,9 @@ class PodFilesUploader:
         self._sent.drop_copies()
         stored = [file for node in own if (file := self._sent.get(node))]
         stored += [
-            file for node in own if node.path in busy and (file := self._sent.send_as_it_is(node, keys[node]))
+            file
+            for node, key in keys.items()
+            if node.path in busy and (file := self._sent.send_as_it_is(node, key))
         ]
         if lacking:
             size = sum(node.size for node in lacking)
