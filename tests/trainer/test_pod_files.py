@@ -147,6 +147,12 @@ def dcp(job: Job, step: int, *pods: int) -> None:
         job.write(0, f"step-{step}/.metadata", f"{step}")
 
 
+def each_writes(job: Job, content: str) -> None:
+    """A file for each pod, whose name has the pod's number."""
+    for pod in range(PODS):
+        job.write(pod, f"state-{pod}.pt", content)
+
+
 def shards_of(*steps: int) -> dict[str, str]:
     files = {f"step-{step}/__{pod}_0.distcp": f"{step} of {pod}" for step in steps for pod in range(PODS)}
     return files | {f"step-{step}/.metadata": f"{step}" for step in steps}
@@ -259,16 +265,14 @@ def test_a_folder_for_each_rank(job: Job) -> None:
 def test_after_a_restore_a_pods_newer_file_counts(
     job: Job, tmp_path: Path, bucket: Bucket, clock: Clock
 ) -> None:
-    for pod in range(PODS):
-        job.write(pod, f"state-{pod}.pt", "first")
+    each_writes(job, "first")
     job.settle(90)
     again = Job(tmp_path, bucket, clock, attempt=2)
     assert all(len(list(folder.iterdir())) == PODS for folder in again.folders), "all pods have all files"
     count = len(again.snapshots)
     again.settle(120)
     assert len(again.snapshots) == count
-    for pod in range(PODS):
-        again.write(pod, f"state-{pod}.pt", "second")
+    each_writes(again, "second")
     again.settle(150)
     assert set(again.last().values()) == {"second"}
     assert not any(name.startswith("job/checkpoints/parts/1/") for name in bucket.objects)
@@ -277,8 +281,7 @@ def test_after_a_restore_a_pods_newer_file_counts(
 def test_after_a_resume_from_another_job_a_pods_newer_file_counts(
     job: Job, tmp_path: Path, bucket: Bucket, clock: Clock
 ) -> None:
-    for pod in range(PODS):
-        job.write(pod, f"state-{pod}.pt", "first")
+    each_writes(job, "first")
     job.settle()
     again = Job(tmp_path / "other", Bucket(), clock)
     for pod, folder in enumerate(again.folders):
@@ -288,8 +291,7 @@ def test_after_a_resume_from_another_job_a_pods_newer_file_counts(
             again.others[pod - 1].note_restored(found.manifest)
         else:
             again.claimant.note_restored(found.manifest, own=False)
-    for pod in range(PODS):
-        again.write(pod, f"state-{pod}.pt", "second")
+    each_writes(again, "second")
     again.settle(60)
     assert set(again.last().values()) == {"second"}
 

@@ -1,7 +1,7 @@
 """Find checkpoints from which a program can't go on, so that the next attempt restores another one.
 
-Nothing shows that the content of a whole folder is of no use, as a checkpoint that a kill left incomplete. A program
-that fails again and again before its first step does.
+A checkpoint can be intact in the bucket and still be of no use to the program, for example a folder that a kill left
+half written. Only the program shows that: it fails again and again before its first step.
 """
 
 from __future__ import annotations
@@ -18,6 +18,15 @@ SOON_SECONDS = 600.0
 _BY_PROGRAM = frozenset[str](
     {FailureClass.APPLICATION_ERROR, FailureClass.SIGNAL, FailureClass.OOM_KILLED, FailureClass.DISK_FULL}
 )
+
+
+def has_new_checkpoint(draft: Draft) -> bool:
+    """Return whether the newest checkpoint is neither the restored one nor one of those to skip."""
+    artifacts = draft.artifacts
+    if artifacts is None or artifacts.checkpoint is None:
+        return False
+    restored = artifacts.restored.uri if artifacts.restored else None
+    return artifacts.checkpoint.uri not in (restored, *(draft.skipped_checkpoints or ()))
 
 
 def skip_checkpoint(draft: Draft, loss: Loss, expected: Expected) -> str:
@@ -37,8 +46,7 @@ def skip_checkpoint(draft: Draft, loss: Loss, expected: Expected) -> str:
 
 
 def _is_fruitless(draft: Draft, loss: Loss, expected: Expected) -> bool:
-    artifacts, pod = draft.artifacts, loss.failure.pod or ""
-    restored, newest = (artifacts.restored, artifacts.checkpoint) if artifacts else (None, None)
+    pod, restored = loss.failure.pod or "", draft.artifacts.restored if draft.artifacts else None
     if restored is None or restored.first_step is not None or loss.failure.failure_class not in _BY_PROGRAM:
         return False
     # Where a replica restarts alone, only the reporting pod goes on from a checkpoint.
@@ -46,7 +54,7 @@ def _is_fruitless(draft: Draft, loss: Loss, expected: Expected) -> bool:
         return False
     if restored.attempt != expected.attempts.get(expected.reporter):
         return False
-    if newest is not None and newest.uri not in (restored.uri, *(draft.skipped_checkpoints or ())):
+    if has_new_checkpoint(draft):
         return False
     if draft.progress is not None and draft.progress.step is not None:
         return True

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.status.draft import Draft
 from dtj.status.evaluator import measured
+from dtj.status.fruitless import has_new_checkpoint
 from dtj.status.observed import Expected, Observed
 from dtj.status.pods import PodView
 from dtj.status.termination import read_termination, reported
@@ -26,14 +27,8 @@ def merge_reports(draft: Draft, expected: Expected, observed: Observed, named: M
         progress = _progress(expected, progress, new_progress, evaluation)
         artifacts = _artifacts(expected, artifacts, new_artifacts)
     draft.progress, draft.artifacts = progress, artifacts
-    if artifacts and (newest := artifacts.checkpoint) and newest.uri not in _known(draft):
+    if has_new_checkpoint(draft):
         draft.skipped_checkpoints = None
-
-
-def _known(draft: Draft) -> set[str | None]:
-    """Return the checkpoints that the attempts since the last new one restored or skipped."""
-    restored = draft.artifacts.restored if draft.artifacts else None
-    return {*(draft.skipped_checkpoints or ()), restored.uri if restored else None}
 
 
 def _progress(

@@ -314,7 +314,7 @@ class OtherPods:
         return True
 
     def _note_removed(self, mine: set[str]) -> None:
-        """Note what this pod's program has removed since an earlier picture: it is not to come back."""
+        """Note other pods' files at paths that this pod's program has removed: snapshots leave them out."""
         present = mine | folders_in(mine)
         gone, self._had = self._had - present, present
         if gone:

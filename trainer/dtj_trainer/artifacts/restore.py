@@ -221,6 +221,6 @@ def _others_first(index: CheckpointIndex, folders: list[str], skip: Collection[s
     if len(skip) > 1:
         old = [folder for folder in others if newest - times.get(folder, newest) >= ANCHOR_SECONDS]
         others = [*old[:1], *(folder for folder in others if folder not in old[:1])]
-    if not others and skip:
+    if not others:
         log.warning("there is no checkpoint but those from which attempts could not go on")
     return [*others, *(folder for folder in folders if folder in skip)]
