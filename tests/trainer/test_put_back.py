@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
-from dtj_trainer.artifacts.manifest import Manifest
+from dtj_trainer.artifacts.file_fetch import fetch_files
+from dtj_trainer.artifacts.manifest import UNKNOWN_TIME, Manifest
 from dtj_trainer.artifacts.put_back import put_back, remove_others
 from dtj_trainer.artifacts.store import Store
 
@@ -135,3 +137,29 @@ def test_a_restore_of_many_small_files_asks_once_for_each(
     asked.clear()
     assert put_back(job.below("checkpoints"), manifest, tmp_path / "target") is None
     assert len(asked) == 51
+
+
+def test_tensorflows_state_file_comes_after_the_files_that_it_names(
+    folder: Path, job: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Downloads end in any order, and a manifest may have no times."""
+    write(folder, checkpoint='model_checkpoint_path: "ckpt-1"\n', **{"ckpt-1.index": "1", "ckpt-1.data": "1"})
+    uploader(folder, job).upload_pass(ended=True, died_ns=None)
+    manifest, moved = newest(job), []
+    timeless = replace(manifest, files=tuple(replace(f, mtime_ns=UNKNOWN_TIME) for f in manifest.files))
+    rename = Path.rename
+
+    def arrives_first(*args: object) -> str | None:
+        fault = fetch_files(*args)
+        os.utime(args[2] / "checkpoint", ns=(1, 1))
+        return fault
+
+    def noted(source: Path, target: Path) -> Path:
+        moved.append(target.name)
+        return rename(source, target)
+
+    monkeypatch.setattr("dtj_trainer.artifacts.put_back.fetch_files", arrives_first)
+    monkeypatch.setattr(Path, "rename", noted)
+    assert put_back(job.below("checkpoints"), timeless, tmp_path / "target") is None
+    assert moved[-1] == "checkpoint"
+    assert set(moved) >= {"ckpt-1.index", "ckpt-1.data"}

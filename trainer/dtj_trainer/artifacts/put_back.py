@@ -138,9 +138,13 @@ def _set_time(path: Path, mtime_ns: int) -> None:
 
 
 def _move(arriving: Path, folder: Path) -> None:
-    """Rename everything below a folder into another one, the oldest first; a new folder with all that is in it."""
+    """Rename everything below a folder into another one, the oldest first; a new folder with all that is in it.
+
+    TensorFlow's state file names other files, so it comes last: a manifest without times leaves files with the times
+    of their downloads, which end in any order.
+    """
     units = [
-        (source.lstat().st_mtime_ns, source.name == STATE_FILE, source)
+        (source.name == STATE_FILE and not _is_folder(source), source.lstat().st_mtime_ns, source)
         for source in _units(arriving, folder, "")
     ]
     for _, _, source in sorted(units):
