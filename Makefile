@@ -148,7 +148,8 @@ bench-data: $(VENV)  ## reading of data sets from S3, beside GETs and other libr
 bench-history: $(VENV)  ## the history of 10,000 ended jobs: newest jobs, filling of the cache, sorting, memory
 	@$(PY) -m tests.bench.history
 
-gpu-kit: $(DEV_VENV)  ## collect what a bare machine with a GPU needs for `python3 tests/gpu/run.py`, in build/gpu-kit
+gpu-kit: $(VENV)  ## run all rows of the GPU check here, then collect what `python3 tests/gpu/run.py` needs on a bare machine with a GPU, in build/gpu-kit
+	$(PY) -m pytest -m whole tests/trainer/test_gpu_check.py
 	@$(PY) -m tests.gpu.kit
 
 bench-serve: $(VENV)  ## `dtj serve` beside the bare session, a minimal server, LitServe and TorchServe; 1.2 GB of environments

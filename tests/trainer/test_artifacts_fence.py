@@ -110,12 +110,15 @@ def one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sent_files, "TICK_NS", 0)
 
 
+_parsed = functools.cache(Manifest.from_json)
+
+
 def good_checkpoints(bucket: Bucket) -> list[Manifest]:
     """The complete ones, the newest first."""
     found = []
     for name, content in bucket.objects.items():
         if name.endswith("/manifest.json"):
-            manifest = Manifest.from_json(content)
+            manifest = _parsed(content)
             below = name.rpartition("/checkpoints/")[0] + "/checkpoints/"
             stored = [bucket.objects.get(below + file.key) for file in manifest.files]
             if all(

@@ -17,15 +17,14 @@ from tests.trainer.conftest import REPOSITORY
 pytestmark = pytest.mark.torch
 warm_torch = local_runs.warm_torch
 
-RESTARTING = {"resume", "fsdp"}
-"""Rows whose subjects have tests of their own, which take less time."""
+TRAININGS = {"ddp", "own_script", "resume", "fsdp"}
+"""Rows whose subjects have tests of their own, which take less time. `make gpu-kit` runs these rows, too."""
 GPU_ONLY = {
     *("fp16 beside a loop by hand", "channels-last beside a loop by hand", "compile beside a loop by hand"),
     *("two ranks on one GPU", "utilisation beside nvidia-smi", "idle GPU"),
     *("out of GPU memory", "illegal access", "a GPU that another process has filled", "waiting interpreter"),
 }
 ON_CPU = {
-    *("DDP program", "export", "own script"),
     *("fp32 beside a loop by hand", "bf16 beside a loop by hand", "data from S3 and from the cache"),
     *("saves beside a training", "CUDA_VISIBLE_DEVICES empty", "fewer GPUs than asked for"),
 }
@@ -48,7 +47,7 @@ def verdicts(python: Path, out: Path, *words: str) -> dict[str, str]:
 
 def test_rows_pass_or_need_a_gpu(warm_torch: Path, tmp_path: Path) -> None:
     found = verdicts(
-        warm_torch / "python", tmp_path, "--rows", *(row for row in rows.ROWS if row not in RESTARTING)
+        warm_torch / "python", tmp_path, "--rows", *(row for row in rows.ROWS if row not in TRAININGS)
     )
     assert found == dict.fromkeys(ON_CPU, sheet.PASSED) | dict.fromkeys(GPU_ONLY, sheet.NEEDS_GPU)
     table = (tmp_path / "gpu.md").read_text()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tests.cluster.local import packages
 from tests.cluster.local.paths import CACHE, built_once
+from tests.cluster.local.processes import LESS_GC
 from tests.cluster.progress import ClusterError, step
 from tests.cluster.shell import failure, run
 
@@ -79,6 +80,7 @@ def _environment(work: Path, gopath: Path) -> dict[str, str]:
         "GO111MODULE": "off",
         "GOFLAGS": "",
         "CGO_ENABLED": "0",
+        **LESS_GC,
     }
 
 
@@ -120,7 +122,9 @@ def _compile(tree: Path, env: dict[str, str], say: Callable[[str], None]) -> Non
         for where in ("component-base", "client-go/pkg")
         for name, value in values.items()
     )
-    words = ["go", "install", "-v", "-ldflags", f"-s -w {flags}", *commands]
+    # `-s -w` drops the debugging information that the compiler would make. A wildcard does not match `vendor`.
+    without = [f"-gcflags=k8s.io/kubernetes/{below}...=-dwarf=false" for below in ("", "vendor/")]
+    words = ["go", "install", "-v", *without, "-ldflags", f"-s -w {flags}", *commands]
     compiled = 0
     lines: list[str] = []
     with subprocess.Popen(

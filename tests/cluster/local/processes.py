@@ -21,7 +21,7 @@ MARK = "DTJ_CLUSTER_DIRECTORY"
 """In the environment of every process started here, and so of what these start: `down` looks for it."""
 STOP_SECONDS = 15.0
 LESS_GC = {"GOGC": "400"}
-"""The heaps of Kubernetes are small here, and the processors are few: collect garbage less often."""
+"""Go's heaps are small here, and the processors are few: collect garbage less often."""
 
 
 @dataclass(frozen=True)
