@@ -1,4 +1,7 @@
-"""A program that knows nothing of dtj saves the shard of each rank on that rank's own pod, and goes on from them."""
+"""A program that knows nothing of dtj saves the shard of each rank on that rank's own pod, and goes on from them.
+
+The program has a folder of its own choice, relative to its working directory.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ STEPS, RANKS = 4, 2
 PROGRAM = """
 import os, pathlib, sys, time
 rank, attempt = os.environ["RANK"], os.environ["DTJ_ATTEMPT"]
-root = pathlib.Path("/dtj/checkpoints")
+root = pathlib.Path("outputs")
 steps = sorted(int(path.name[5:]) for path in root.glob("step-*"))
 if steps:
     shards = sorted(path.name for path in (root / f"step-{steps[-1]}").iterdir())
@@ -46,7 +49,10 @@ def shards(*steps: int) -> set[str]:
 
 def test_the_shards_of_all_pods_are_restored_after_the_loss_of_one(namespace: Namespace) -> None:
     manifest = example("shards", TORCH_EXAMPLE, command=["python", "-c", PROGRAM], args=[])
-    manifest["spec"]["env"].append({"name": "DTJ_CHECKPOINT_SETTLE_SECONDS", "value": "1"})
+    manifest["spec"]["env"] += [
+        {"name": "DTJ_CHECKPOINT_SETTLE_SECONDS", "value": "1"},
+        {"name": "DTJ_CHECKPOINTS_DIR", "value": "outputs"},
+    ]
     job = namespace.apply(manifest)
 
     def is_whole() -> bool:

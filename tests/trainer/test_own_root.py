@@ -88,7 +88,7 @@ def test_dtj_is_the_workspace_and_all_else_is_the_machines(workspace: Path, user
 def test_without_a_namespace_words_and_variables_name_the_workspace(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(own_root, "fault_of_a_trial", lambda _: "Operation not permitted (unshare)")
+    monkeypatch.setattr(own_root, "fault_of_a_trial", lambda *_: "Operation not permitted (unshare)")
     monkeypatch.setenv("OUT", "/dtj/model")
     monkeypatch.setenv("VIRTUAL_ENV", "/dtj/venv")
     monkeypatch.setenv("DTJ_ROOT_VARIABLES", "OUT NOT_THERE")

@@ -28,6 +28,7 @@ RESERVED_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.startsw
     # A job may set these variables of the contract.
     contract.ENV_PEER_TIMEOUT_SECONDS,
     contract.ENV_SYNC_TIMEOUT_SECONDS,
+    contract.ENV_CHECKPOINTS_DIR,
     contract.ENV_CHECKPOINTS_KEEP,
     contract.ENV_CHECKPOINTS_KEEP_EVERY_MINUTES,
     contract.ENV_CHECKPOINT_SETTLE_SECONDS,

@@ -50,7 +50,7 @@ class SavedCheckpoint(NamedTuple):
 
 def folder() -> Path:
     """Return the folder of this process's checkpoints."""
-    return Path(contract.root()) / contract.CHECKPOINTS
+    return Path(contract.checkpoints())
 
 
 def save(

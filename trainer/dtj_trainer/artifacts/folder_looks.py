@@ -197,11 +197,11 @@ def _target(folder: Path, path: str) -> str | None:
         target = os.readlink(folder / path)  # noqa: PTH115 - the text, as the program wrote it
     except OSError:
         return None
-    # Under `dtj run`, the folder has its usual path for the program alone.
-    for inside in (f"{os.fspath(folder)}/", f"{contract.ROOT}/{contract.CHECKPOINTS}/"):
-        if target.startswith(inside):
+    # Under `dtj run`, the folder has the last two paths for the program alone.
+    for inside in (folder, contract.checkpoints(), contract.ROOT / contract.CHECKPOINTS):
+        if target.startswith(f"{inside}/"):
             above = "../" * path.count("/")
-            return f"{above}{target.removeprefix(inside).strip('/')}" or "."
+            return f"{above}{target.removeprefix(f'{inside}/').strip('/')}" or "."
     return target
 
 

@@ -40,15 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FOLDERS = (
-    contract.CHECKPOINTS,
-    contract.TENSORBOARD,
-    contract.MODEL,
-    contract.DATA,
-    contract.LOGS,
-    contract.RUN,
-)
-
 CLAIM_KEYS = {"primary": contract.CLAIM_FILE, "evaluator": contract.EVALUATOR_CLAIM_FILE}
 """The evaluator restarts alone, so that its attempts differ from the chief's."""
 
@@ -96,8 +87,9 @@ class PodSync:
 
     def make_folders(self) -> None:
         """Create the workspace's folders."""
-        for name in FOLDERS:
-            (self._settings.root / name).mkdir(parents=True, exist_ok=True)
+        made = (self._settings.root / name for name in contract.FOLDERS)
+        for folder in (*made, self._settings.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def restore(self, timeout: float, sleep: Callable[[float], None] = time.sleep) -> Restored | None:
         """Claim the prefix for this attempt; restore the newest good checkpoint and the pod's metrics.
@@ -172,7 +164,7 @@ class PodSync:
         self._loops.append(SyncLoop("uploading files", self._files.upload_pass, beside_program=True))
         if settings.part == "primary" and fence:
             self._checkpoints = CheckpointUploader(
-                root / contract.CHECKPOINTS,
+                settings.checkpoints,
                 self._store.below(contract.CHECKPOINTS),
                 fence=fence,
                 keep=settings.keep,
@@ -190,7 +182,7 @@ class PodSync:
             )
         elif settings.part == "evaluator":
             self._mirror = CheckpointMirror(
-                root / contract.CHECKPOINTS, self._store.below(contract.CHECKPOINTS), keep=settings.keep
+                settings.checkpoints, self._store.below(contract.CHECKPOINTS), keep=settings.keep
             )
             # The mirror is not in `_loops`, because `finish` must not wait for it.
             SyncLoop("mirroring checkpoints", self._mirror.mirror_pass, POLL_SECONDS).start()
@@ -200,7 +192,7 @@ class PodSync:
             loop.start()
 
     def _upload_parts(self, store: Store) -> None:
-        folder, settings = self._settings.root / contract.CHECKPOINTS, self._settings
+        folder, settings = self._settings.checkpoints, self._settings
         self._parts = PartUploader(
             folder,
             store,
@@ -243,12 +235,13 @@ class PodSync:
         """Warn once of artifacts on a pod that does not upload them."""
         if self._settings.part == "primary" or self._store is None or self._warned:
             return
-        folders = [contract.MODEL]
-        if self._settings.part == "other":
-            folders += [contract.TENSORBOARD, *([] if self._settings.shards else [contract.CHECKPOINTS])]
+        root, settings = self._settings.root, self._settings
+        folders = [root / contract.MODEL]
+        if settings.part == "other":
+            folders += [root / contract.TENSORBOARD, *([] if settings.shards else [settings.checkpoints])]
         for folder in folders:
             with contextlib.suppress(OSError):  # A program may remove the folders themselves.
-                for path in (self._settings.root / folder).iterdir():
+                for path in folder.iterdir():
                     if self._is_kept_here(path):
                         self._warned = True
                         log.warning(

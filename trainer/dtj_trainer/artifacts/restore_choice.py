@@ -37,7 +37,7 @@ def restore_checkpoint(
 
     job: the job's prefix. fence: of the pod with the claim.
     """
-    snapshots, folder = job.below(contract.CHECKPOINTS), settings.root / contract.CHECKPOINTS
+    snapshots, folder = job.below(contract.CHECKPOINTS), settings.checkpoints
     together = settings.shards and settings.resume != RESUME_NEVER
     if together and fence is None:
         known, restored = restore_as_rank_0(

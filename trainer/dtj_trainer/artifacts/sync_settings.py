@@ -31,6 +31,8 @@ class SyncSettings:
     keep: int
     settle_seconds: float
     log_names: tuple[str, ...] | None = None
+    checkpoints_dir: Path | None = None
+    """The folder that has the checkpoints; None: CHECKPOINTS in the workspace."""
     keep_every: float = 0.0
     """Seconds; see `kept` in `retention`."""
     upload_bytes_per_second: float = BYTES_PER_SECOND
@@ -47,3 +49,8 @@ class SyncSettings:
     """Whether this pod writes the job's run to a tracking server."""
     history: contract.History | None = None
     """What this pod needs to know in order to write the job's history; None: it writes none."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder that a restore fills and that uploads read."""
+        return self.checkpoints_dir or self.root / contract.CHECKPOINTS

@@ -90,6 +90,9 @@ ENV_PEER_TIMEOUT_SECONDS = "DTJ_PEER_TIMEOUT_SECONDS"
 for the other replicas; 300 by default."""
 ENV_SYNC_TIMEOUT_SECONDS = "DTJ_SYNC_TIMEOUT_SECONDS"
 """Seconds that a pod waits for S3 at its start (restore) and at its end (last uploads); 600 by default."""
+ENV_CHECKPOINTS_DIR = "DTJ_CHECKPOINTS_DIR"
+"""The folder that has the job's checkpoints instead of CHECKPOINTS, absolute or relative to the container's working
+directory. `dtj-launch` makes the path absolute for the program."""
 ENV_CHECKPOINTS_KEEP = "DTJ_CHECKPOINTS_KEEP"
 """How many of the newest checkpoints are kept in addition to the best one by metric; 3 by default."""
 ENV_CHECKPOINTS_KEEP_EVERY_MINUTES = "DTJ_CHECKPOINTS_KEEP_EVERY_MINUTES"
@@ -201,6 +204,11 @@ def root() -> PurePosixPath:
     return PurePosixPath(os.environ.get(ENV_ROOT, str(ROOT)))
 
 
+def checkpoints() -> PurePosixPath:
+    """Return the folder of checkpoints, by the path that the program uses."""
+    return PurePosixPath(os.environ.get(ENV_CHECKPOINTS_DIR) or root() / CHECKPOINTS)
+
+
 # Names below `root()`:
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
@@ -218,6 +226,8 @@ UTILISATION = "utilisation"
 """What the programs of the pod use: `<role>-<index>.jsonl`, and event files."""
 RUN = "run"
 """In memory, and never uploaded."""
+FOLDERS = (CHECKPOINTS, TENSORBOARD, MODEL, DATA, LOGS, RUN)
+"""The folders that `dtj-launch` makes."""
 ENVIRONMENT_FILE = "run/environment"
 """The pod's environment as `export -p` prints it. An ssh session starts without it: rank.sh reads the file."""
 PROGRESS_FILE = "run/progress.json"

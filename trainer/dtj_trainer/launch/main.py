@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from dtj_trainer import contract
@@ -110,9 +109,15 @@ def run(arguments: Sequence[str]) -> int:
         # Process 1 of a container ignores signals without a handler. Each kind installs its own handlers later.
         signal.signal(number, _leave)
     try:
-        if name in RUN_PROGRAMS and settings.root != Path(contract.ROOT):
-            command = own_root.enter(settings.root, command)
+        if settings.checkpoints_dir:
+            os.environ[contract.ENV_CHECKPOINTS_DIR] = str(settings.checkpoints_dir)
+        if name in RUN_PROGRAMS and settings.own_root:
+            kept = settings.checkpoints_dir if settings.artifacts_uri else None
+            command = own_root.enter(settings.root, command, kept)
         return kind(settings, command)
+    except own_root.NoNamespaceError as error:
+        log.error("%s", error)
+        return contract.EXIT_CONFIG
     except Exception as error:
         log.exception("dtj-launch itself failed")
         write_termination(

@@ -38,22 +38,27 @@ class NoNamespaceError(Exception):
     """The reason why a program can't have its own `/dtj`."""
 
 
-def enter(root: Path, command: Sequence[str]) -> list[str]:
+def enter(root: Path, command: Sequence[str], checkpoints: Path | None = None) -> list[str]:
     """Mount the workspace `root` at `/dtj` for this process and its children; return the command to run.
 
+    checkpoints: where the workspace's folder of checkpoints is mounted, too.
+
     Call it before any thread is started. Where mounting is impossible, the workspace's path replaces `/dtj` in the
-    command and in the variables that `contract.ENV_ROOT_VARIABLES` names.
+    command and in the variables that `contract.ENV_ROOT_VARIABLES` names. `checkpoints` can't be replaced, because
+    the program itself may name it: raises NoNamespaceError.
     """
-    fault = fault_of_a_trial(root)
+    fault = fault_of_a_trial(root, checkpoints)
     if fault is None:
         here = Path.cwd()
         try:
-            _mount(root)
+            _mount(root, checkpoints)
         except (NoNamespaceError, OSError) as error:
             os.chdir(here)
             fault = _describe(error)
         else:
             return list(command)
+    if checkpoints:
+        raise NoNamespaceError(f"{contract.ENV_CHECKPOINTS_DIR}={checkpoints} can't be mounted: {fault}")
     log.warning("command and env name the workspace, but %s is this machine's: %s", contract.ROOT, fault)
     for name in os.environ.get(contract.ENV_ROOT_VARIABLES, "").split():
         if name in os.environ:
@@ -61,13 +66,13 @@ def enter(root: Path, command: Sequence[str]) -> list[str]:
     return [_moved(word, root) for word in command]
 
 
-def fault_of_a_trial(root: Path) -> str | None:
+def fault_of_a_trial(root: Path, checkpoints: Path | None = None) -> str | None:
     """Try `enter` in a child, because a half-made namespace would do harm; return the fault, or None."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            _mount(root)
+            _mount(root, checkpoints)
         except Exception as error:  # noqa: BLE001 - whatever it is, the program runs without a namespace
             os.write(writer, _describe(error).encode())
         finally:
@@ -93,7 +98,7 @@ def _describe(error: Exception) -> str:
     return str(error) if isinstance(error, NoNamespaceError) else repr(error)
 
 
-def _mount(root: Path) -> None:
+def _mount(root: Path, checkpoints: Path | None) -> None:
     """Enter a mount namespace. Raises NoNamespaceError and OSError, and then leaves the root directory as it was."""
     here = Path.cwd()
     for what, path in (("folder", here), ("run's folder", root), ("Python environment", Path(sys.prefix))):
@@ -113,6 +118,11 @@ def _mount(root: Path) -> None:
     own = new / contract.ROOT.name
     own.mkdir()
     _call("mount", os.fsencode(root), os.fsencode(own), None, _BIND | _RECURSIVE, None)
+    if checkpoints:
+        kept, place = root / contract.CHECKPOINTS, new / checkpoints.relative_to("/")
+        for folder in (kept, place):
+            folder.mkdir(parents=True, exist_ok=True)
+        _call("mount", os.fsencode(kept), os.fsencode(place), None, _BIND, None)
     _call("mount", b"none", os.fsencode(new), None, _REMOUNT | _BIND | _READ_ONLY, None)
     os.chdir(new)
     # Stack the old root on the new one and detach the old one: pivot_root(2).

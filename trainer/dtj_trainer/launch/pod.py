@@ -16,6 +16,7 @@ from dtj_trainer.artifacts.sync_settings import SyncSettings
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.contract.tracker import RunStatus
 from dtj_trainer.launch.accelerators import AcceleratorCheck
+from dtj_trainer.launch.files_outside import FilesOutside
 from dtj_trainer.launch.phases import PhaseLog
 from dtj_trainer.launch.progress_watch import ProgressWatch
 from dtj_trainer.launch.running_programs import RunningPrograms
@@ -63,6 +64,7 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
         keep_every=settings.keep_every,
         settle_seconds=settings.settle,
         log_names=log_names,
+        checkpoints_dir=settings.checkpoints,
         upload_bytes_per_second=settings.upload_bytes_per_second,
         pod=settings.pod.name,
         peers=settings.peers,
@@ -137,7 +139,17 @@ class Pod:
         self._watch.start()
         self._sampler.start()
         threading.Thread(target=self._watch_for_unuploaded, daemon=True).start()
+        self._watch_files_outside()
         self._tracking.begin()
+
+    def _watch_files_outside(self) -> None:
+        settings = self._settings
+        if settings.artifacts_uri is None or (settings.own_root and settings.pod.uploads == "other"):
+            # On one machine, the pods share their working directory. One of them names the files in it.
+            return
+        own = (*contract.FOLDERS, contract.DATA_CACHE, contract.UTILISATION, contract.METRICS_FILE)
+        kept = [settings.checkpoints, *(settings.root / name for name in own)]
+        FilesOutside(lambda: self.programs.pids().values(), kept).start()
 
     def _refuse_without_accelerator(self, *, wait: bool) -> None:
         if fault := self._accelerators.fault(wait=wait):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +79,19 @@ class Settings:
     """The pods that restore with this one, if there are any."""
     history: contract.History | None = None
     """What the operator tells the pod for the job's history; None: the pod writes no history."""
+    checkpoints_dir: Path | None = None
+    """The absolute path by which the program has its checkpoints; None: CHECKPOINTS in the workspace."""
+
+    @property
+    def own_root(self) -> bool:
+        """Whether the program finds the workspace at ROOT only in a mount namespace of its own: see `own_root`."""
+        return self.root != Path(contract.ROOT)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder that has the checkpoints, by the path that this process uses."""
+        workspace = self.root / contract.CHECKPOINTS
+        return workspace if self.own_root else self.checkpoints_dir or workspace
 
     @property
     def logs(self) -> Path:
@@ -125,6 +140,26 @@ def _read_history(environment: Mapping[str, str]) -> contract.History | None:
         return contract.History.from_json(text)
     except ValueError as error:
         raise SettingsError(f"{contract.ENV_HISTORY} can't be read: {error}") from error
+
+
+def _read_checkpoints_dir(environment: Mapping[str, str]) -> Path | None:
+    """Return the absolute path of a folder that has nothing but checkpoints: a restore removes all else from it."""
+    text = environment.get(contract.ENV_CHECKPOINTS_DIR, "").strip()
+    if not text:
+        return None
+    path, root = Path(os.path.realpath(text)), Path(contract.ROOT)
+    if path == root / contract.CHECKPOINTS:
+        return None
+    for other in (Path.cwd(), Path(sys.prefix), root, Path(contract.CONFIG_DIR), Path(contract.SSH_DIR)):
+        if other.is_relative_to(path):
+            raise SettingsError(
+                f"{contract.ENV_CHECKPOINTS_DIR} must be a folder for checkpoints alone, and {path} contains {other}"
+            )
+    if any(path.is_relative_to(root / name) for name in (*contract.FOLDERS, contract.DATA_CACHE)):
+        raise SettingsError(
+            f"{contract.ENV_CHECKPOINTS_DIR} must not be {path}, because dtj itself uses this folder"
+        )
+    return path
 
 
 def _read_start_barrier(environment: Mapping[str, str]) -> tuple[str, int] | None:
@@ -212,4 +247,5 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         ranks_by=cast(RanksBy | None, ranks_by),
         peers=peers,
         history=_read_history(environment),
+        checkpoints_dir=_read_checkpoints_dir(environment),
     )

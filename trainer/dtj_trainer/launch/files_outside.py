@@ -1,0 +1,109 @@
+"""Names large files that a program writes where dtj does not keep them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+log = logging.getLogger(__name__)
+
+FIRST_SECONDS, EVERY_SECONDS = 120.0, 600.0
+MOST_ENTRIES = 10_000
+LEAST_BYTES = 1_000_000
+
+
+class FilesOutside:
+    """Walks the working directories of a pod's programs now and then, and names what it finds there once."""
+
+    def __init__(self, pids: Callable[[], Collection[int]], kept: Collection[Path]) -> None:
+        """`pids`: the processes of the programs. `kept`: the files and folders that dtj keeps, or has made."""
+        self._pids = pids
+        self._kept = frozenset(map(os.path.realpath, kept))
+        self._since_ns = time.time_ns()
+        self._named: set[Path] = set()
+
+    def start(self) -> None:
+        """Look in a thread of its own until the process ends."""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        time.sleep(FIRST_SECONDS)
+        while True:
+            self.look()
+            time.sleep(EVERY_SECONDS)
+
+    def look(self) -> None:
+        """Name each file or top folder with new large files that was not named before."""
+        for folder in {where for pid in self._pids() if (where := _working_directory(pid))}:
+            for path, size in new_files(folder, self._kept, self._since_ns):
+                top = folder / path.parts[0]
+                if top not in self._named:
+                    self._named.add(top)
+                    log.warning("%s", sentence(path, size, folder))
+
+
+def sentence(path: Path, size: int, folder: Path) -> str:
+    """Return what a user needs to know of a file `path` below the working directory `folder`."""
+    where = f"write checkpoints below {contract.checkpoints()}"
+    if len(path.parts) > 1:
+        where += f", or set {contract.ENV_CHECKPOINTS_DIR}={path.parts[0]}"
+    return (
+        f"dtj does not keep {folder / path} ({size / 1e6:.0f} MB). If the program needs the file after a restart, "
+        f"{where}"
+    )
+
+
+def new_files(folder: Path, kept: Collection[str], since_ns: int) -> Iterator[tuple[Path, int]]:
+    """Yield the relative path and the bytes of each large file below `folder` that changed since a time.
+
+    Reads MOST_ENTRIES entries at most, those near the top first. Passes over hidden folders, links, other file
+    systems and what is in `kept`, which are real paths.
+    """
+    seen, waiting = 0, deque([folder])
+    try:
+        device = folder.stat().st_dev
+    except OSError:
+        return
+    while waiting:
+        try:
+            entries = os.scandir(waiting.popleft())
+        except OSError:  # The program may remove folders.
+            continue
+        with entries:
+            for entry in entries:
+                seen += 1
+                if seen > MOST_ENTRIES:
+                    return
+                if entry.path in kept:
+                    continue
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                    if entry.is_dir(follow_symlinks=False):
+                        if entry.name[0] != "." and status.st_dev == device:
+                            waiting.append(Path(entry.path))
+                    elif (
+                        entry.is_file(follow_symlinks=False)
+                        and status.st_size >= LEAST_BYTES
+                        and status.st_ctime_ns >= since_ns
+                    ):
+                        yield Path(entry.path).relative_to(folder), status.st_size
+                except OSError:
+                    continue
+
+
+def _working_directory(pid: int) -> Path | None:
+    try:
+        folder = Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:  # The process has ended, or is of another user.
+        return None
+    return folder if folder.is_absolute() and folder.is_dir() else None
