@@ -120,7 +120,7 @@ def test_a_namespace_that_fails_half_way_leaves_a_program_that_runs(workspace: P
                 raise OSError(22, "Invalid argument", name)
             real(name, *arguments)
 
-        own_root.fault_of_a_trial = lambda _: None
+        own_root.fault_of_a_trial = lambda *_: None
         own_root._call = fails
         os.chdir(workspace)
         command = own_root.enter(workspace, ["/dtj/model"])
