@@ -147,7 +147,7 @@ def test_what_the_workspace_would_hide_is_a_reason_against_it(
 def test_a_file_system_that_hangs_does_not_hold_the_program_up(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_root, "_mount", lambda _: signal.pause())
+    monkeypatch.setattr(own_root, "_mount", lambda *_: signal.pause())
     monkeypatch.setattr(own_root, "TRIAL_SECONDS", 0.1)
     assert own_root.enter(workspace, ["--out=/dtj/model"]) == [f"--out={workspace}/model"]
     os.wait()
