@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,56 @@ def test_a_checkpoint_to_skip_is_restored_only_without_others(tmp_path: Path) ->
     assert restored("40", "10") == 30
     assert restored("40", kept=("20", "40")) == 20
     assert restored("40", kept=("40",)) == 40
+
+
+# --- a snapshot that the user chose ------------------------------------------------------------
+
+
+class Chosen(Pods):
+    """Checkpoints 10 and 20 of attempt 1, and a user who resumed attempt 2 from checkpoint 10."""
+
+    uri = "s3://memory/job/checkpoints/10"
+
+    def restored(self, name: str = "pod", **changes: object) -> Restored | None:
+        settings = replace(
+            self.settings(name, "primary"),
+            **{"resume": self.uri, "resume_since": 2, "shards": False} | changes,
+        )
+        return restore_checkpoint(self.job, settings, Near(), self.fence, 600)
+
+
+def test_the_chosen_snapshot_is_restored_until_its_attempt_or_a_later_one_has_one(tmp_path: Path) -> None:
+    pods = Chosen(tmp_path)
+    restored = pods.restored()
+    assert restored == (restored and restored.manifest, Chosen.uri, True)
+    assert (tmp_path / "pod/checkpoints/ckpt-10.index").exists()
+    assert not (tmp_path / "pod/checkpoints/ckpt-20.index").exists()
+    # Also where a program could not go on from it.
+    assert (pods.restored(resume_skip=("10", "20")) or restored).uri == Chosen.uri
+    put_checkpoint(pods.job, tmp_path / "source", 30, attempt=3)
+    assert (pods.restored() or restored).manifest.number == 30
+
+
+def test_damaged_snapshots_after_the_chosen_one_lead_back_to_it(tmp_path: Path) -> None:
+    pods = Chosen(tmp_path)
+    put_checkpoint(pods.job, tmp_path / "source", 30, attempt=2)
+    pods.job.put_bytes("checkpoints/30/ckpt-30.index", b"others")
+    restored = pods.restored()
+    assert restored is not None
+    assert restored.uri == Chosen.uri
+
+
+def test_a_chosen_snapshot_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    pods = Chosen(tmp_path)
+    with pytest.raises(S3Error, match="checkpoint s3://memory/job/checkpoints/11 can't be read"):
+        pods.restored(resume="s3://memory/job/checkpoints/11")
+
+
+def test_all_pods_restore_the_chosen_snapshot(tmp_path: Path) -> None:
+    pods = Chosen(tmp_path)
+    pods.fence.hold()
+    pods.restored(shards=True)
+    known, restored = pods.other()
+    assert known
+    assert restored is not None
+    assert restored.uri == Chosen.uri

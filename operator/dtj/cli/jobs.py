@@ -16,6 +16,7 @@ from dtj.api.status import Phase
 from dtj.cli import places
 from dtj.cli.connection import (
     ContextOption,
+    EndpointOption,
     FromOption,
     JobName,
     JobNameOrUri,
@@ -154,17 +155,29 @@ def suspend(name: JobName, namespace: NamespaceOption = None, context: ContextOp
 
 
 @app.command()
-def resume(name: JobName, namespace: NamespaceOption = None, context: ContextOption = None) -> None:
-    """Continue a suspended job from its newest checkpoint.
+def resume(
+    name: JobName,
+    checkpoint: Annotated[
+        int | None,
+        typer.Option(
+            help="Go back to the checkpoint of this number; by default the newest one.", metavar="NUMBER"
+        ),
+    ] = None,
+    endpoint: EndpointOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Continue a suspended job from its newest checkpoint, or go back to an earlier one.
 
     The job starts a new attempt.
 
     ```
     dtj resume fashion-mnist
+    dtj resume fashion-mnist --checkpoint 938
     ```
     """
-    connect(namespace, context).resume(name)
-    echo(f"{name} is being resumed")
+    connect(namespace, context).resume(name, checkpoint=checkpoint, endpoint=endpoint)
+    echo(f"{name} is being resumed" + (f" from checkpoint {checkpoint}" if checkpoint is not None else ""))
 
 
 @app.command()

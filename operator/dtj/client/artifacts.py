@@ -16,6 +16,7 @@ from dtj.api.yaml_lines import MOST_BYTES, first_object
 from dtj_trainer import contract
 
 if TYPE_CHECKING:
+    from dtj_trainer.artifacts.manifest import Manifest
     from dtj_trainer.artifacts.store import Store, StoredObject
 
 _REMEDY = (
@@ -164,20 +165,13 @@ class Artifacts:
         """List the complete checkpoints, the oldest first."""
         from dtj_trainer.artifacts.checkpoint_index import read_index
 
-        store = self.store.below(contract.CHECKPOINTS)
         with explained():
-            manifests = read_index(store).newest_first()
-        return [
-            StoredCheckpoint(
-                manifest.number,
-                manifest.step,
-                datetime.fromisoformat(manifest.time),
-                manifest.size,
-                store.uri(manifest.folder),
-                manifest.new,
-            )
-            for manifest in reversed(manifests)
-        ]
+            manifests = read_index(self._checkpoints).newest_first()
+        return [self._stored(manifest) for manifest in reversed(manifests)]
+
+    def checkpoint(self, number: int) -> StoredCheckpoint:
+        """Return the checkpoint of a number; of several attempts, the newest one. Raises NotFound."""
+        return self._stored(self._manifest(number))
 
     def get_checkpoint(self, number: int, folder: str | Path) -> list[Path]:
         """Copy a whole checkpoint into a folder, as a restore does, and return the paths of its files.
@@ -185,21 +179,14 @@ class Artifacts:
         number: of the checkpoint; of several attempts, the newest one of the number. What else is in the folder
         stays. Raises NotFound if there is no such checkpoint, and Unusable if the checkpoint is damaged.
         """
-        from dtj_trainer.artifacts.checkpoint_index import read_index
         from dtj_trainer.artifacts.put_back import put_back
 
-        store, root = self.store.below(contract.CHECKPOINTS), Path(folder)
+        manifest, root = self._manifest(number), Path(folder)
         with explained():
-            found = [each for each in read_index(store).newest_first() if each.number == number]
-            if not found:
-                raise NotFound(
-                    f"there is no checkpoint {number} in {store.location.uri}",
-                    "`dtj artifacts ls NAME checkpoints` lists them",
-                )
-            fault = put_back(store, found[0], root)
+            fault = put_back(self._checkpoints, manifest, root)
         if fault:
-            raise Unusable(f"{store.uri(found[0].folder)} is damaged: {fault}")
-        return sorted(root / file.path for file in found[0].files)
+            raise Unusable(f"{self._checkpoints.uri(manifest.folder)} is damaged: {fault}")
+        return sorted(root / file.path for file in manifest.files)
 
     def metrics(self, kind: str = contract.METRICS_FILE) -> list[dict[str, Any]]:
         """Return the rows of a metrics file. `metrics-evaluator.jsonl` has the rows of the evaluator."""
@@ -221,6 +208,34 @@ class Artifacts:
         from dtj_trainer.artifacts.store import open_store
 
         return open_store(self.uri, self.environment)
+
+    @property
+    def _checkpoints(self) -> Store:
+        return self.store.below(contract.CHECKPOINTS)
+
+    def _manifest(self, number: int) -> Manifest:
+        from dtj_trainer.artifacts.checkpoint_index import read_index
+
+        with explained():
+            manifests = read_index(self._checkpoints).newest_first()
+        for manifest in manifests:
+            if manifest.number == number:
+                return manifest
+        numbers = sorted({manifest.number for manifest in manifests})
+        raise NotFound(
+            f"there is no checkpoint {number} in {self._checkpoints.location.uri}",
+            f"there are {', '.join(map(str, numbers))}" if numbers else None,
+        )
+
+    def _stored(self, manifest: Manifest) -> StoredCheckpoint:
+        return StoredCheckpoint(
+            manifest.number,
+            manifest.step,
+            datetime.fromisoformat(manifest.time),
+            manifest.size,
+            self._checkpoints.uri(manifest.folder),
+            manifest.new,
+        )
 
     def _parts(self, key: str) -> list[str]:
         """Return the keys of the segments of a file, or only the key of the file if the file has no segments."""

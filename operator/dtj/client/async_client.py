@@ -14,13 +14,13 @@ from dtj.api.errors import DtjError, TimedOut
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.spec import ROLES
 from dtj.client.artifacts import Artifacts
-from dtj.client.changing import change, set_suspend, uninterrupted
+from dtj.client.changing import change, resume, set_suspend, uninterrupted
 from dtj.client.credentials import artifacts_of
 from dtj.client.failures import deleted, explained, missing, replaced
 from dtj.client.job_logs import lines_of
 from dtj.client.log_source import Selection
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError
-from dtj.client.scaling import check_scaled
+from dtj.client.scaling import scaled
 from dtj.client.views import (
     ALL_LINES,
     JobEvent,
@@ -34,7 +34,6 @@ from dtj.client.views import (
 )
 from dtj.client.watching import changes, until_gone
 from dtj.cluster.user_api import UserApi, connect
-from dtj.status.suspension import is_deactivated
 
 
 class AsyncClient:
@@ -184,14 +183,20 @@ class AsyncClient:
         return await set_suspend(self._api, await self.get(name, namespace=namespace, uid=uid), True)
 
     async def resume(
-        self, name: str, *, namespace: str | None = None, uid: str | None = None
+        self,
+        name: str,
+        *,
+        checkpoint: int | None = None,
+        endpoint: str | None = None,
+        namespace: str | None = None,
+        uid: str | None = None,
     ) -> DistributedTrainingJob:
-        """Resume a suspended job, or a job whose Workload Kueue deactivated, from the newest checkpoint."""
+        """Resume a suspended job, or a job whose Workload Kueue deactivated, from the newest checkpoint.
+
+        checkpoint: the number of an earlier one to go back to; the job must be suspended. endpoint: see `artifacts`.
+        """
         job = await self.get(name, namespace=namespace, uid=uid)
-        if is_deactivated(job.status) and not job.spec.run_policy.suspend:
-            # The spec of the deactivated job has suspend=false. Only a change of the spec requests the resumption.
-            await set_suspend(self._api, job, True)
-        return await set_suspend(self._api, job, False)
+        return await resume(self._api, job, checkpoint, endpoint)
 
     async def scale(
         self,
@@ -207,12 +212,8 @@ class AsyncClient:
         The client suspends a running job, changes the replicas, and resumes the job from its checkpoint.
         replicas: the number by role, e.g. {"worker": 4}. timeout: seconds until the job must be suspended.
         """
-        namespace = namespace or self.namespace
         job = await self.get(name, namespace=namespace, uid=uid)
-        if job.status.finished:
-            raise DtjError(f"{name} is {job.status.phase}: the replicas of a finished job can't change")
-        check_scaled(job, replicas)
-        counts = {role: {"replicas": count} for role, count in replicas.items()}
+        counts = scaled(job, replicas)
         suspend = not job.spec.run_policy.suspend
         try:
             if suspend:

@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from dtj.api.errors import DtjError
+from dtj.api.condition_types import ConditionType
+from dtj.api.errors import DtjError, Unusable
 from dtj.api.job import Manifest
+from dtj.api.spec import Resume
+from dtj.client.credentials import artifacts_of
 from dtj.client.failures import explained
 from dtj.client.resource import DistributedTrainingJob
 from dtj.cluster.user_api import UserApi
+from dtj.status.suspension import is_deactivated, own_checkpoint
 
 T = TypeVar("T")
 _MORE_SECONDS = 5.0
@@ -41,3 +45,25 @@ async def set_suspend(api: UserApi, job: DistributedTrainingJob, value: bool) ->
     if job.status.finished:
         raise DtjError(f"{job.name} is {job.status.phase}: a finished job can't be suspended or resumed")
     return await change(api, job, {"runPolicy": {"suspend": value}})
+
+
+async def resume(
+    api: UserApi, job: DistributedTrainingJob, checkpoint: int | None = None, endpoint: str | None = None
+) -> DistributedTrainingJob:
+    """Resume a suspended job; see AsyncClient.resume."""
+    if checkpoint is not None:
+        if not job.status.holds(ConditionType.SUSPENDED):
+            raise Unusable(
+                f"{job.name} is not suspended, and only a suspended job can go back to checkpoint {checkpoint}",
+                f"dtj suspend {job.name} && dtj wait {job.name} --for=Suspended",
+            )
+        artifacts = await artifacts_of(api, job, endpoint)
+        uri = (await asyncio.to_thread(artifacts.checkpoint, checkpoint)).uri
+        job = await change(api, job, {"artifacts": {"resume": Resume.FROM_URI, "resumeUri": uri}})
+    elif own_checkpoint(job.job) and not job.status.finished:
+        # The user chose a checkpoint at an earlier resumption.
+        job = await change(api, job, {"artifacts": {"resume": Resume.AUTO, "resumeUri": None}})
+    if is_deactivated(job.status) and not job.spec.run_policy.suspend:
+        # The spec of the deactivated job has suspend=false. Only a change of the spec requests the resumption.
+        await set_suspend(api, job, True)
+    return await set_suspend(api, job, False)

@@ -42,6 +42,7 @@ class PlanCache:
             ssh_secret=job.status.ssh_secret,
             restarts=job.status.restarts,
             skipped_checkpoints=job.status.skipped_checkpoints,
+            resumed_from=job.status.resumed_from,
             # The first attempt begins with the job: its plan does not change when the status gets the time.
             start_time=job.status.start_time if job.status.current_attempt > 1 else None,
         )

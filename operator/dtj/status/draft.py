@@ -17,6 +17,7 @@ from dtj.api.status import (
     ProgressStatus,
     ReplicaStatus,
     Restarts,
+    ResumedFromStatus,
 )
 from dtj.api.unreadable import AnyJob
 from dtj.status.times import written_time
@@ -49,6 +50,7 @@ class Draft:
     step_time: str | None = field(init=False)
     artifacts: ArtifactsStatus | None = field(init=False)
     skipped_checkpoints: list[str] | None = field(init=False)
+    resumed_from: ResumedFromStatus | None = field(init=False)
     failure: Failure | None = field(init=False)
 
     def __post_init__(self) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import Reason
-from dtj.api.status import ConditionStatus, JobStatus, Phase
-from dtj.api.unreadable import AnyJob
+from dtj.api.status import ConditionStatus, JobStatus, Phase, ResumedFromStatus
+from dtj.api.unreadable import AnyJob, UnreadableJob
 from dtj.status.decision import Decision, Pods
 from dtj.status.draft import Draft
 from dtj.status.failure import attempt_loss
@@ -20,6 +20,7 @@ from dtj.status.next_attempt import in_attempt, next_attempt
 from dtj.status.observed import Expected
 from dtj.status.overdue import describe_ending
 from dtj.status.pods import PodView
+from dtj_trainer import contract
 
 # Prefixes of Kueue's reason: of version 0.19, and of versions before 0.10.
 _DEACTIVATIONS = ("WorkloadEvictedDueToDeactivated", "WorkloadEvictedDueToInactiveWorkload")
@@ -73,6 +74,8 @@ def suspended(
     pods: the pods of all attempts. evicted: a pod whose Workload was deactivated.
     """
     suspend, old = draft.job.run_policy.suspend, draft.job.status
+    if suspend:
+        draft.resumed_from = None
     attempt, reason = old.current_attempt, _running_reason(old)
     deactivated = not suspend and (
         reason == Reason.WORKLOAD_DEACTIVATED or (evicted is not None and reason != Reason.SUSPENDING)
@@ -124,6 +127,18 @@ def resumed(draft: Draft, expected: Expected) -> Decision:
     if expected.restarts_with is not None and attempt > 1:
         draft.replica_attempts = in_attempt(draft.job, expected.attempts, attempt)
     message = f"runPolicy.suspend is false: attempt {attempt} begins"
+    if draft.resumed_from is None and (chosen := own_checkpoint(draft.job)):
+        draft.resumed_from = ResumedFromStatus(uri=chosen, attempt=attempt)
+        message += f" from {chosen}"
     draft.set(ConditionType.SUSPENDED, False, Reason.JOB_RESUMED, message)
     draft.skipped_checkpoints = None
     return Decision(draft.status(phase=Phase.PENDING), look_again=0.0)
+
+
+def own_checkpoint(job: AnyJob) -> str | None:
+    """Return `resumeUri` if it names a checkpoint of the job itself, else None."""
+    artifacts = None if isinstance(job, UnreadableJob) else job.spec.artifacts
+    if artifacts is None or artifacts.resume_uri is None or isinstance(job, UnreadableJob):
+        return None
+    uri = artifacts.resume_uri.rstrip("/")
+    return uri if uri.startswith(f"{job.artifacts_uri}/{contract.CHECKPOINTS}/") else None

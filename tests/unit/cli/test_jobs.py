@@ -154,14 +154,17 @@ def test_wait_ends_with_1_or_5_where_it_does_not_come_about() -> None:
 
 def test_suspend_resume_delete(client: type[FakeClient]) -> None:
     assert call("suspend", "mnist").exit_code == 0
-    assert call("resume", "mnist").exit_code == 0
+    assert call("resume", "mnist").stdout == "mnist is being resumed\n"
+    back = call("resume", "mnist", "--checkpoint", "938", "--endpoint=http://store").stdout
+    assert back == "mnist is being resumed from checkpoint 938\n"
     assert (
         call("delete", "mnist", "other", "--wait", "--timeout", "30").stdout
         == "mnist deleted\nother deleted\n"
     )
     assert [c for c in client.calls if c[0] != "connect"] == [
         ("suspend", "mnist"),
-        ("resume", "mnist"),
+        ("resume", "mnist", None, None),
+        ("resume", "mnist", 938, "http://store"),
         ("delete", "mnist", True, 30),
         ("delete", "other", True, 30),
     ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from aiohttp import web
 
 from dtj.api.identity import KIND
 from dtj.client import (
+    Artifacts,
     AsyncClient,
     DistributedTrainingJob,
     DtjError,
@@ -28,6 +30,7 @@ from dtj.client import (
     NotFound,
     ReplicaSpec,
     ReplicaSpecs,
+    StoredCheckpoint,
     Strategy,
     TimedOut,
     Unreachable,
@@ -255,6 +258,49 @@ async def test_resume_changes_a_job_that_is_suspended_although_its_spec_says_not
     await client.resume("mnist")
 
     assert [patch["spec"]["runPolicy"]["suspend"] for patch in server.patches] == [True, False]
+
+
+SUSPENDED = {
+    "type": "Suspended",
+    "status": "True",
+    "reason": "JobSuspended",
+    "lastTransitionTime": "2026-11-21T12:00:00Z",
+}
+
+
+async def test_resume_goes_back_to_a_checkpoint_and_then_on_from_the_newest(
+    server: HttpCluster, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def artifacts(_: object, job: DistributedTrainingJob, endpoint: str | None) -> Artifacts:
+        assert endpoint == "http://store"
+        return Artifacts(job.artifacts_uri or "", {})
+
+    def stored_checkpoint(self: Artifacts, number: int) -> StoredCheckpoint:
+        return StoredCheckpoint(number, None, datetime.now(UTC), 1, f"{self.uri}/checkpoints/{number}-2", ())
+
+    monkeypatch.setattr("dtj.client.changing.artifacts_of", artifacts)
+    monkeypatch.setattr(Artifacts, "checkpoint", stored_checkpoint)
+    job = stored(artifacts={"uri": "s3://bucket/jobs"}, runPolicy={"suspend": True})
+    server.cluster.put(job)
+    with pytest.raises(
+        Unusable, match="mnist is not suspended, and only a suspended job can go back"
+    ) as error:
+        await client.resume("mnist", checkpoint=20)
+    assert error.value.remedy == "dtj suspend mnist && dtj wait mnist --for=Suspended"
+    server.cluster.put(job | {"status": {"phase": "Suspended", "conditions": [SUSPENDED]}})
+    resumed = await client.resume("mnist", checkpoint=20, endpoint="http://store")
+    assert not resumed.spec.run_policy.suspend
+    assert resumed.spec.artifacts is not None
+    assert resumed.spec.artifacts.resume_uri == f"{resumed.artifacts_uri}/checkpoints/20-2"
+    await client.suspend("mnist")
+    artifacts_then = (await client.resume("mnist")).spec.artifacts
+    assert artifacts_then is not None
+    assert (artifacts_then.resume, artifacts_then.resume_uri) == ("Auto", None)
+    # A checkpoint of another job in the spec stays.
+    other = {"uri": "s3://bucket/jobs", "resume": "FromURI", "resumeUri": "s3://bucket/jobs/ml/other/20"}
+    server.cluster.put(stored(artifacts=other, runPolicy={"suspend": True}))
+    await client.resume("mnist")
+    assert server.jobs["mnist"]["spec"]["artifacts"] == other
 
 
 async def test_a_job_that_has_ended_is_not_suspended(server: HttpCluster, client: AsyncClient) -> None:

@@ -3,6 +3,7 @@
 * pods end before the job is Suspended
 * checkpoints and the order of the end
 * changes of the spec during a suspension
+* a checkpoint to go back to
 * deadlines and the TTL during a suspension
 * an operator that dies at any request
 """
@@ -16,6 +17,8 @@ import pytest
 from dtj.api.job import Manifest
 from dtj.api.status import ArtifactsStatus, CheckpointStatus
 from dtj.plan.job import plan_job
+from dtj.plan.plan_cache import PlanCache
+from dtj.plan.pods import trainer_container
 from tests.unit.support.jobs import job
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import ALL, Life, condition, deleting, ended, healthy, running
@@ -367,3 +370,58 @@ async def test_an_operator_that_dies_at_any_call_suspends_and_resumes_all_the_sa
         pytest.fail("more calls than expected")
     assert call > 5
     assert KEY not in world.progress.followed
+
+
+# --- a checkpoint to go back to ----------------------------------------------------------------
+
+
+def told(life: Life) -> tuple[str, str | None]:
+    """What the pods of the attempt are told to restore, and since which attempt."""
+    plan = PlanCache(plan_job)(life.job)
+    env = {each["name"]: each.get("value") for each in trainer_container(plan.pod(plan.stages[0][0]))["env"]}
+    return env["DTJ_RESUME"], env.get("DTJ_RESUME_SINCE")
+
+
+def suspended_and_resumed(life: Life, uri: str | None) -> Manifest:
+    """See the user suspend the job, choose `resumeUri`, and resume it."""
+    life.spec["runPolicy"] = {"suspend": True}
+    for _ in range(3):
+        life.see()
+    resume = {"resume": "FromURI", "resumeUri": uri} if uri else {}
+    life.spec |= {"artifacts": {"uri": "s3://bucket/jobs", **resume}, "runPolicy": {"suspend": False}}
+    life.see()
+    return life.see()
+
+
+def test_a_resumption_from_a_checkpoint_of_the_job_goes_back_to_it_until_the_next_one() -> None:
+    life = Life(artifacts={"uri": "s3://bucket/jobs"})
+    life.see(*healthy())
+    prefix = f"{life.job.artifacts_uri}/checkpoints"
+    status = suspended_and_resumed(life, f"{prefix}/20/")
+    attempt = status["attempt"]
+    assert status["resumedFrom"] == {"uri": f"{prefix}/20", "attempt": attempt}
+    assert condition(status, "Suspended")["message"].endswith(f"begins from {prefix}/20")
+    assert told(life) == (f"{prefix}/20", str(attempt))
+
+    # A failure, and an eviction, do not bring the job back to the checkpoint.
+    life.see(*healthy(attempt))
+    status = life.see(*healthy(attempt)[:-1], seconds=1000)
+    assert told(life) == (f"{prefix}/20", str(attempt))
+    # The next resumption from the same checkpoint does.
+    status = suspended_and_resumed(life, f"{prefix}/20")
+    assert status["resumedFrom"]["attempt"] == status["attempt"] > attempt
+    # The job goes on from its newest checkpoint, also with another job's URI.
+    for uri in (None, "s3://bucket/other/checkpoints/20"):
+        assert "resumedFrom" not in suspended_and_resumed(life, uri)
+        assert told(life) == (uri or "Auto", None)
+
+
+def test_an_own_checkpoint_in_the_spec_of_a_running_job_changes_nothing() -> None:
+    life = Life(artifacts={"uri": "s3://bucket/jobs"})
+    life.see(*healthy())
+    life.spec["artifacts"] |= {
+        "resume": "FromURI",
+        "resumeUri": f"{life.job.artifacts_uri}/checkpoints/20",
+    }
+    for _ in range(2):
+        assert "resumedFrom" not in life.see(*healthy())

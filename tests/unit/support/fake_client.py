@@ -72,8 +72,8 @@ class FakeClient:
     def suspend(self, name: str) -> None:
         self.calls.append(("suspend", name))
 
-    def resume(self, name: str) -> None:
-        self.calls.append(("resume", name))
+    def resume(self, name: str, *, checkpoint: int | None, endpoint: str | None) -> None:
+        self.calls.append(("resume", name, checkpoint, endpoint))
 
     def scale(self, name: str, replicas: Mapping[str, int], *, timeout: float | None) -> None:
         self.calls.append(("scale", name, dict(replicas), timeout))

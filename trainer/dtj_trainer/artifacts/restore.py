@@ -49,6 +49,7 @@ def restore(
     *,
     kept: Callable[[CheckpointIndex], set[str]] | None = None,
     skip: Collection[str] = (),
+    since: int = 0,
     on_choice: Callable[[str], None] = lambda _: None,
 ) -> Restored | None:
     """Restore the newest good snapshot into `folder`; None when there is none and training starts from 0.
@@ -60,7 +61,9 @@ def restore(
     place of `near` do not come from the bucket.
 
     skip: folders of snapshots that are restored only if there are no others; with two of them, the snapshot that is
-    10 minutes older than the newest comes first. on_choice: called with the URI of a snapshot before it is brought.
+    10 minutes older than the newest comes first. since: not 0 if `resume` is one of the job's own snapshots, which
+    the user has chosen for the attempt `since`; among the others, those of this attempt and later ones alone are
+    restored. on_choice: called with the URI of a snapshot before it is brought.
 
     Raises S3Error: the bucket can't be read; none of the existing snapshots can be restored; or the other prefix
     holds no good snapshot.
@@ -69,10 +72,13 @@ def restore(
     if resume == RESUME_NEVER:
         log.info("resume is Never: training starts from 0")
         return None
-    other = None if resume in {RESUME_AUTO, ""} else open_store(resume, received=own.received)
-    manifest = _restore_newest(own, folder, near, on_choice, whole=False, kept=kept, skip=skip)
+    manifest = _restore_newest(own, folder, near, on_choice, whole=False, kept=kept, skip=skip, since=since)
     if manifest:
         return Restored(manifest, own.uri(manifest.folder), own=True)
+    if since:
+        on_choice(resume)
+        return restore_exactly(own, folder, resume, near)
+    other = None if resume in {RESUME_AUTO, ""} else open_store(resume, received=own.received)
     if other is None:
         log.info("no checkpoint below %s: training starts from 0", own.location.uri)
         return None
@@ -80,7 +86,7 @@ def restore(
 
 
 def restore_exactly(own: Store, folder: Path, uri: str, near: Near = NOWHERE) -> Restored:
-    """Restore the snapshot with this URI, which another pod of the job has chosen; see `restore`.
+    """Restore the snapshot with this URI, which another pod of the job, or the user, has chosen; see `restore`.
 
     Raises S3Error, for a damaged snapshot a lasting one.
     """
@@ -146,16 +152,17 @@ def _restore_newest(
     whole: bool = True,
     kept: Callable[[CheckpointIndex], set[str]] | None = None,
     skip: Collection[str] = (),
+    since: int = 0,
 ) -> Manifest | None:
     """Restore the newest snapshot below a checkpoints prefix whose files match its manifest.
 
-    `whole`: see `put_back`. Returns None when no upload below the prefix was ever completed. Raises S3Error when all
-    snapshots are damaged, or when a later release wrote the newest one: training from 0 would replace them with new
-    ones.
+    `whole`: see `put_back`. `since`: see `restore`. Returns None when no upload below the prefix was ever completed.
+    Raises S3Error when all snapshots are damaged, or when a later release wrote the newest one: training from 0 would
+    replace them with new ones.
     """
     damaged: dict[str, str] = {}
     while True:
-        found = _newest(store, damaged, kept, skip)
+        found = _newest(store, damaged, kept, skip, since)
         if found is None:
             break
         on_choice(store.uri(found.folder))
@@ -168,7 +175,7 @@ def _restore_newest(
             continue
         damaged[found.folder] = fault
         log.warning("checkpoint %s is damaged: %s; skipped", store.uri(found.folder), fault)
-    if damaged:
+    if damaged and not since:
         described = "; ".join(f"{folder}: {fault}" for folder, fault in list(damaged.items())[:3])
         raise S3Error(
             f"no checkpoint below {store.location.uri} can be restored: {len(damaged)} damaged ({described}). "
@@ -183,6 +190,7 @@ def _newest(
     damaged: dict[str, str],
     kept: Callable[[CheckpointIndex], set[str]] | None,
     skip: Collection[str],
+    since: int,
 ) -> Manifest | None:
     """Return the newest snapshot that is not among the damaged ones, and add those whose manifest is damaged."""
     index = read_index(store) if (damaged or skip) and kept else None
@@ -208,7 +216,7 @@ def _newest(
             log.warning("checkpoint %s is damaged: %s; skipped", store.uri(folder), error)
             among = kept(read_index(store)) if kept else None
             continue
-        if among is None or folder in among:
+        if manifest.attempt >= since and (among is None or folder in among):
             return manifest
     return None
 

@@ -41,6 +41,8 @@ class SyncSettings:
     """`<role>-<index>` of a pod whose utilisation is sampled."""
     peers: PeerHosts | None = None
     """The pods that restore with this one; None: it is alone."""
+    resume_since: int = 0
+    """The attempt that the user resumed from the job's own snapshot `resume`; 0: `resume` is none of those."""
     resume_skip: tuple[str, ...] = ()
     """Folders of snapshots from which earlier attempts could not go on."""
     shards: bool = False

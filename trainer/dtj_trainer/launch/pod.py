@@ -59,6 +59,7 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
         part=settings.pod.uploads,
         attempt=settings.attempt,
         resume=settings.resume,
+        resume_since=settings.resume_since,
         resume_skip=settings.resume_skip,
         keep=settings.keep,
         keep_every=settings.keep_every,

@@ -48,6 +48,7 @@ class Settings:
     artifacts_uri: str | None
     data_uri: str | None
     resume: str
+    resume_since: int
     resume_skip: tuple[str, ...]
     world_size: int
     slots_per_worker: int
@@ -224,6 +225,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         artifacts_uri=environment.get(contract.ENV_ARTIFACTS_URI) or None,
         data_uri=environment.get(contract.ENV_DATA_URI) or None,
         resume=environment.get(contract.ENV_RESUME) or "Auto",
+        resume_since=integer(contract.ENV_RESUME_SINCE, 0),
         resume_skip=tuple(environment.get(contract.ENV_RESUME_SKIP, "").split()),
         world_size=integer(contract.ENV_WORLD_SIZE, 1, least=1),
         slots_per_worker=integer(contract.ENV_SLOTS_PER_WORKER, 1, least=1),
