@@ -1,4 +1,4 @@
-"""Suspension in the middle of a training: no lost step. Resumption, also with more workers or from an earlier step."""
+"""Suspension in the middle of a training: no lost step. Resumption, also with more workers or an earlier step."""
 
 from __future__ import annotations
 

@@ -67,7 +67,9 @@ COMMANDS = {
     ),
     "wait": Listed("jobs", "Wait until a job has succeeded, or for another condition.", _JOBS),
     "suspend": Listed("jobs", "End a job's pods as soon as their checkpoint is in the bucket.", _JOBS),
-    "resume": Listed("jobs", "Continue a suspended job from its newest checkpoint.", _JOBS),
+    "resume": Listed(
+        "jobs", "Continue a suspended job from its newest checkpoint, or go back to an earlier one.", _JOBS
+    ),
     "scale": Listed("jobs", "Change the number of replicas.", _JOBS),
     "delete": Listed("jobs", "Delete jobs with their pods.", _JOBS),
     "ui": Listed("ui", "Show the jobs of a cluster in the browser, and change them there.", _JOBS),

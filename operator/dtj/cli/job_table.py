@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from dtj.api.condition_types import ConditionType
 from dtj.api.identity import KIND, SHORT_NAME
 from dtj.api.status import Phase
 from dtj.cli.durations import brief
@@ -28,6 +29,9 @@ PHASE_STYLES = {
     Phase.SUCCEEDED: "green",
     Phase.FAILED: "red",
 }
+
+
+_TROUBLES = (ConditionType.STALLED, ConditionType.CHECKPOINT_DELAYED)
 
 
 def job_table(
@@ -70,10 +74,16 @@ def _short(object_: str) -> str:
 
 
 def phase_text(job: DistributedTrainingJob) -> Text:
-    """Return the phase in its colour. A job has no phase before the operator sees the job."""
+    """Return the phase in its colour, with what a user has to know of a running job.
+
+    A job has no phase before the operator sees the job.
+    """
     phase = job.status.phase
     if job.metadata.deletion_timestamp:
         return Text("Deleting", "yellow")
+    troubles = [kind.value for kind in _TROUBLES if phase is Phase.RUNNING and job.status.holds(kind)]
+    if troubles:
+        return Text(", ".join([Phase.RUNNING.value, *troubles]), "yellow")
     return Text(phase.value, PHASE_STYLES[phase]) if phase else Text(UNKNOWN)
 
 

@@ -133,6 +133,16 @@ def test_a_list_has_a_line_for_each_job() -> None:
     ]
 
 
+def test_a_list_names_the_trouble_of_a_running_job() -> None:
+    condition = {**RUNNING["conditions"][0], "type": "CheckpointDelayed", "reason": "CheckpointIncomplete"}
+    troubled = {**RUNNING, "conditions": [*RUNNING["conditions"], condition]}
+    ended = {**troubled, "phase": "Succeeded"}
+    phases = [
+        line.split("   ")[1].strip() for line in rendered(job_table([job(troubled), job(ended)], at(90)))
+    ]
+    assert phases == ["PHASE", "Running, CheckpointDelayed", "Succeeded"]
+
+
 def test_a_list_of_all_namespaces_names_them() -> None:
     heading, line = rendered(job_table([job(RUNNING)], at(90), namespaces=True))
     assert heading.startswith("NAMESPACE   NAME")
