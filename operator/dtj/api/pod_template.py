@@ -30,6 +30,7 @@ RESERVED_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.startsw
     contract.ENV_SYNC_TIMEOUT_SECONDS,
     contract.ENV_CHECKPOINTS_DIR,
     contract.ENV_CHECKPOINTS_KEEP,
+    contract.ENV_CHECKPOINTS_KEEP_BYTES,
     contract.ENV_CHECKPOINTS_KEEP_EVERY_MINUTES,
     contract.ENV_CHECKPOINT_SETTLE_SECONDS,
     contract.ENV_UPLOAD_MB_PER_SECOND,

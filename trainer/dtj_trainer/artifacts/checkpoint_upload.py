@@ -21,6 +21,7 @@ from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, 
 from dtj_trainer.artifacts.other_pods import OtherPods
 from dtj_trainer.artifacts.picture import NOTHING, Picture, Waits
 from dtj_trainer.artifacts.sent_files import Changed, SentFiles
+from dtj_trainer.artifacts.size_limit import SizeLimit
 from dtj_trainer.artifacts.snapshot import (
     Due,
     folders_and_links,
@@ -67,9 +68,10 @@ class CheckpointUploader:
         step_at: StepAt,
         program_runs: Callable[[], bool] = lambda: True,
         keep_every: float = 0.0,
+        keep_bytes: int = 0,
         shards: bool = False,
     ) -> None:
-        """`keep`, `keep_every`: of the snapshots in the bucket. `shards`: other pods may have files of their own."""
+        """`keep…`: see `SyncSettings`. `shards`: other pods may have files of their own."""
         self._folder = folder
         self._store = store
         self._fence = fence
@@ -83,6 +85,7 @@ class CheckpointUploader:
         self._on_demand: dict[Node, list[StoredFile]] = {}
         """Files of the restored snapshot that are in the bucket alone, by the mark of their folder."""
         self._sent = SentFiles(store, folder, self._count_bytes)
+        self._limit = SizeLimit(keep_bytes)
         self._others = OtherPods(store, fence, shards=shards)
         self._removal = CheckpointRemoval(
             store, fence=fence, keep=keep, keep_every=keep_every, sent=self._sent, others=self._others
@@ -284,7 +287,7 @@ class CheckpointUploader:
             paths = last.keys() | {file.path for later in present for file in later}
             return [file for file in (self._last.files if self._last else ()) if file.path in paths]
         self._others.announce(due)
-        nodes = [node for node in picture.nodes.values() if node.kind == "file"]
+        nodes = self._limit.wanted((node for node in picture.nodes.values() if node.kind == "file"), last)
         known = {node: stored for node in nodes if (stored := self._sent.get(node))}
         lacking = [
             node
@@ -323,8 +326,7 @@ class CheckpointUploader:
             due.step,
             now_text(),
             self._fence.attempt,
-            whole,
-            *folders_and_links(nodes),
+            *self._limit.limited(whole, *folders_and_links(nodes), due.saved),
             new=new_names(nodes, self._pictures.last),
             metric=mark.metric if mark else None,
             metric_mode=mark.metric_mode if mark else "max",

@@ -169,6 +169,7 @@ class PodSync:
                 fence=fence,
                 keep=settings.keep,
                 keep_every=settings.keep_every,
+                keep_bytes=settings.keep_bytes,
                 settle_seconds=settings.settle_seconds,
                 step_at=self._step_at,
                 program_runs=self._program_runs,

@@ -35,6 +35,8 @@ class SyncSettings:
     """The folder that has the checkpoints; None: CHECKPOINTS in the workspace."""
     keep_every: float = 0.0
     """Seconds; see `kept` in `retention`."""
+    keep_bytes: int = 0
+    """The bytes that one snapshot may have; 0: no limit."""
     upload_bytes_per_second: float = BYTES_PER_SECOND
     """The limit while the program runs; 0: no limit."""
     pod: str | None = None

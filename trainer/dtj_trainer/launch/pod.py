@@ -63,6 +63,7 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
         resume_skip=settings.resume_skip,
         keep=settings.keep,
         keep_every=settings.keep_every,
+        keep_bytes=settings.keep_bytes,
         settle_seconds=settings.settle,
         log_names=log_names,
         checkpoints_dir=settings.checkpoints,

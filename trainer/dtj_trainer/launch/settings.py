@@ -64,6 +64,7 @@ class Settings:
     settle: float
     keep: int
     keep_every: float
+    keep_bytes: int
     tracking_start: float
     tracking_end: float
     ssh_after_restore: bool
@@ -238,6 +239,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         settle=number(contract.ENV_CHECKPOINT_SETTLE_SECONDS, DEFAULT_SETTLE_SECONDS),
         keep=max(integer(contract.ENV_CHECKPOINTS_KEEP, DEFAULT_KEEP), 1),
         keep_every=60 * number(contract.ENV_CHECKPOINTS_KEEP_EVERY_MINUTES, 0.0, unit="minutes"),
+        keep_bytes=integer(contract.ENV_CHECKPOINTS_KEEP_BYTES, 0),
         tracking_start=number(contract.ENV_TRACKING_START_SECONDS, DEFAULT_TRACKING_START_SECONDS),
         tracking_end=number(contract.ENV_TRACKING_END_SECONDS, DEFAULT_TRACKING_END_SECONDS),
         ssh_after_restore=bool(environment.get(contract.ENV_SSH_AFTER_RESTORE)),
