@@ -19,7 +19,7 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.artifacts.manifest import Manifest
 from dtj_trainer.artifacts.store import Store
-from dtj_trainer.launch import files_outside
+from dtj_trainer.launch import files_outside, main
 from dtj_trainer.launch.files_outside import FilesOutside, new_files
 from dtj_trainer.launch.settings import Settings, SettingsError, read_settings
 
@@ -105,6 +105,21 @@ def test_a_program_finds_what_an_earlier_attempt_wrote(
     assert sorted(path.name for path in machines.rglob("*")) == ["lightning_logs", "mine.ckpt", "version_7"]
 
 
+@pytest.mark.parametrize("kind", ["worker", "ranks", "replica"])
+def test_a_folder_that_cant_be_made_is_told(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(contract.ENV_POD, POD.to_json())
+    monkeypatch.setenv(contract.ENV_CHECKPOINTS_DIR, str(tmp_path / "file"))
+    monkeypatch.delenv(contract.ENV_ROOT, raising=False)
+    assert main.run([kind, "--", "true"]) == contract.EXIT_CONFIG
+    assert (
+        f"dtj-launch: DTJ_CHECKPOINTS_DIR={tmp_path}/file: can't make the folder: File exists"
+        in capfd.readouterr().err
+    )
+
+
 def test_save_writes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.ENV_CHECKPOINTS_DIR, str(tmp_path / "out"))
     assert checkpoints.save(3, lambda folder: (folder / "a").touch() or None) == tmp_path / "out/3"  # type: ignore[func-returns-value]
@@ -161,9 +176,42 @@ def test_each_folder_is_named_once_with_its_remedy(
         outside.look()
     remedy = "If the program needs the file after a restart, write checkpoints below /dtj/checkpoints"
     assert [record.getMessage() for record in caplog.records] == [
-        f"dtj does not keep {tmp_path}/runs/1.pt (3 MB). {remedy}, or set DTJ_CHECKPOINTS_DIR=runs",
-        f"dtj does not keep {tmp_path}/3.pt (3 MB). {remedy}",
+        f"dtj does not keep '{tmp_path}/runs/1.pt' (3 MB). {remedy}, or set DTJ_CHECKPOINTS_DIR to 'runs'",
+        f"dtj does not keep '{tmp_path}/3.pt' (3 MB). {remedy}",
     ]
+
+
+def test_a_program_in_another_directory_gets_the_whole_path(tmp_path: Path) -> None:
+    told = files_outside.sentence(Path("ckpt/a\n.pt"), 2_000_000, tmp_path)
+    assert f"'{tmp_path}/ckpt/a\\n.pt'" in told
+    assert told.endswith(f"or set DTJ_CHECKPOINTS_DIR to '{tmp_path}/ckpt'")
+
+
+def test_what_dtj_keeps_and_what_it_can_t_see_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.chdir(tmp_path / "checkpoints")
+    kept = FilesOutside(lambda: [os.getpid()], [tmp_path / "checkpoints"])
+    elsewhere = FilesOutside(lambda: [os.getpid()], [], tmp_path)
+    Path("large.pt").write_bytes(b"x" * 3_000_000)
+    kept.look()
+    elsewhere.look()
+    assert caplog.text == ""
+
+
+def test_many_files_make_few_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files_outside, "LEAST_BYTES", 1)
+    outside = FilesOutside(lambda: [os.getpid()], [])
+    for number in range(50):
+        Path(f"{number}.pt").write_text("x")
+        Path(f"run-{number}").mkdir()
+        Path(f"run-{number}/a.pt").write_text("x")
+    outside.look()
+    assert len(caplog.records) == files_outside.MOST_NAMED
 
 
 def test_a_pod_names_the_files_of_its_program(
@@ -183,7 +231,7 @@ def test_a_pod_names_the_files_of_its_program(
         "while not pathlib.Path('go').exists(): time.sleep(0.01)"
     )
     run.says(
-        f"dtj does not keep {tmp_path}/w.pt (2 MB). If the program needs the file after a restart, write "
+        f"dtj does not keep '{tmp_path}/w.pt' (2 MB). If the program needs the file after a restart, write "
     )
     (tmp_path / "go").touch()
     assert run.ended() == 0

@@ -12,9 +12,12 @@ from tests.trainer.conftest import put_checkpoint
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts.checkpoint_mirror import CheckpointMirror
+from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence, Superseded, read_claim
 from dtj_trainer.artifacts.file_fetch import Near
-from dtj_trainer.artifacts.restore import Restored, restore, restore_exactly
+from dtj_trainer.artifacts.restore import Lineage, Restored, restore, restore_exactly
 from dtj_trainer.artifacts.restore_choice import restore_as_rank_0, restore_checkpoint
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sync_settings import SyncSettings
@@ -192,6 +195,10 @@ def test_the_chosen_snapshot_is_restored_until_its_attempt_or_a_later_one_has_on
     assert not (tmp_path / "pod/checkpoints/ckpt-20.index").exists()
     # Also where a program could not go on from it.
     assert (pods.restored(resume_skip=("10", "20")) or restored).uri == Chosen.uri
+    put_checkpoint(pods.job, tmp_path / "source", 25, attempt=2)
+    assert (pods.restored() or restored).manifest.number == 25
+    # The chosen one is the one before those of its attempt.
+    assert (pods.restored(resume_skip=("25",)) or restored).uri == Chosen.uri
     put_checkpoint(pods.job, tmp_path / "source", 30, attempt=3)
     assert (pods.restored() or restored).manifest.number == 30
 
@@ -207,8 +214,66 @@ def test_damaged_snapshots_after_the_chosen_one_lead_back_to_it(tmp_path: Path) 
 
 def test_a_chosen_snapshot_that_is_gone_is_an_error(tmp_path: Path) -> None:
     pods = Chosen(tmp_path)
-    with pytest.raises(S3Error, match="checkpoint s3://memory/job/checkpoints/11 can't be read"):
+    with pytest.raises(
+        S3Error, match="to go back to, s3://memory/job/checkpoints/11, does not exist"
+    ) as error:
         pods.restored(resume="s3://memory/job/checkpoints/11")
+    assert not error.value.transient
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_later_releases_snapshots_count_by_their_attempts(tmp_path: Path, attempt: int) -> None:
+    pods = Chosen(tmp_path)
+    pods.job.put_bytes("checkpoints/30/manifest.json", b'{"version": 9, "attempt": %d}' % attempt)
+    if attempt == 2:
+        with pytest.raises(S3Error, match="a newer release of dtj_trainer wrote the checkpoint"):
+            pods.restored()
+    else:
+        restored = pods.restored()
+        assert restored is not None
+        assert restored.uri == Chosen.uri
+
+
+def test_the_chosen_snapshot_stays_until_its_attempt_has_one(tmp_path: Path) -> None:
+    """Retention alone would remove it: it is older than those from which the user went back."""
+    pods = Chosen(tmp_path)
+    for step in (30, 40):
+        put_checkpoint(pods.job, tmp_path / "source", step)
+    pods.fence.hold()
+    restored = pods.restored()
+    assert restored is not None
+    folder = tmp_path / "pod/checkpoints"
+    uploader = CheckpointUploader(
+        folder,
+        pods.job.below("checkpoints"),
+        fence=pods.fence,
+        keep=1,
+        settle_seconds=0,
+        step_at=lambda _: None,
+    )
+    uploader.note_restored(restored.manifest, own=True)
+    uploader.upload_pass(ended=False, died_ns=None)
+    assert (uploader.newest or {}).get("step") == 10
+    assert {"10", "40"} <= set(read_index(pods.job.below("checkpoints")).manifests)
+    (folder / "new").write_text("x")
+    uploader.upload_pass(ended=True, died_ns=None)
+    assert "10" not in read_index(pods.job.below("checkpoints")).manifests
+
+
+def test_the_mirror_of_the_evaluator_has_the_chosen_snapshot(tmp_path: Path) -> None:
+    pods = Chosen(tmp_path)
+    (tmp_path / "evaluator").mkdir()
+    requests: list[str] = []
+    store = MemoryStore(pods.bucket, Gate(before=requests.append)).below("checkpoints")
+    mirror = CheckpointMirror(tmp_path / "evaluator", store, keep=3, lineage=Lineage("10", 2))
+    for _ in range(2):
+        requests.clear()
+        mirror.mirror_pass(ended=False, died_ns=None)
+        assert (mirror.newest or {}).get("step") == 10
+    assert not any(request.startswith("get") for request in requests), "abandoned ones are read once"
+    put_checkpoint(pods.job, tmp_path / "source", 50, attempt=2)
+    mirror.mirror_pass(ended=False, died_ns=None)
+    assert (mirror.newest or {}).get("step") == 50
 
 
 def test_all_pods_restore_the_chosen_snapshot(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ class ResumedFromStatus(ApiModel):
     """The checkpoint of the job itself from which its user resumed it."""
 
     uri: str
-    """Where it is: spec.artifacts.resumeUri."""
+    """The value of spec.artifacts.resumeUri."""
     attempt: int
     """The attempt that restored it first. A later one restores it while there is none of this attempt or after it."""
 
@@ -269,8 +269,7 @@ class JobStatus(ApiModel):
     """Checkpoints from which attempts failed before their first step: the next attempt restores another one. None
     once there is a newer checkpoint, or the job is resumed."""
     resumed_from: ResumedFromStatus | None = None
-    """The checkpoint that the user chose when the job was last resumed (dtj resume --checkpoint); none for the newest
-    one."""
+    """The checkpoint to which the user went back last (dtj resume --checkpoint)."""
     tensorboard: TensorBoardStatus | None = None
     """The job's own TensorBoard; none where spec.tensorboard asks for none, or the job is suspended."""
     failure: Failure | None = None

@@ -14,7 +14,7 @@ from dtj.client.credentials import artifacts_of
 from dtj.client.failures import explained
 from dtj.client.resource import DistributedTrainingJob
 from dtj.cluster.user_api import UserApi
-from dtj.status.suspension import is_deactivated, own_checkpoint
+from dtj.status.suspension import is_deactivated
 
 T = TypeVar("T")
 _MORE_SECONDS = 5.0
@@ -52,17 +52,18 @@ async def resume(
 ) -> DistributedTrainingJob:
     """Resume a suspended job; see AsyncClient.resume."""
     if checkpoint is not None:
-        if not job.status.holds(ConditionType.SUSPENDED):
+        suspended = job.spec.run_policy.suspend and job.status.holds(ConditionType.SUSPENDED)
+        if not suspended and not is_deactivated(job.status):
             raise Unusable(
                 f"{job.name} is not suspended, and only a suspended job can go back to checkpoint {checkpoint}",
                 f"dtj suspend {job.name} && dtj wait {job.name} --for=Suspended",
             )
         artifacts = await artifacts_of(api, job, endpoint)
         uri = (await asyncio.to_thread(artifacts.checkpoint, checkpoint)).uri
-        job = await change(api, job, {"artifacts": {"resume": Resume.FROM_URI, "resumeUri": uri}})
-    elif own_checkpoint(job.job) and not job.status.finished:
-        # The user chose a checkpoint at an earlier resumption.
-        job = await change(api, job, {"artifacts": {"resume": Resume.AUTO, "resumeUri": None}})
+        if job.spec.artifacts and job.spec.artifacts.resume_uri == uri:
+            uri += "/"  # The operator goes back once for each value of the field.
+        artifacts_spec = {"resume": Resume.FROM_URI, "resumeUri": uri}
+        return await change(api, job, {"artifacts": artifacts_spec, "runPolicy": {"suspend": False}})
     if is_deactivated(job.status) and not job.spec.run_policy.suspend:
         # The spec of the deactivated job has suspend=false. Only a change of the spec requests the resumption.
         await set_suspend(api, job, True)

@@ -74,8 +74,6 @@ def suspended(
     pods: the pods of all attempts. evicted: a pod whose Workload was deactivated.
     """
     suspend, old = draft.job.run_policy.suspend, draft.job.status
-    if suspend:
-        draft.resumed_from = None
     attempt, reason = old.current_attempt, _running_reason(old)
     deactivated = not suspend and (
         reason == Reason.WORKLOAD_DEACTIVATED or (evicted is not None and reason != Reason.SUSPENDING)
@@ -127,7 +125,9 @@ def resumed(draft: Draft, expected: Expected) -> Decision:
     if expected.restarts_with is not None and attempt > 1:
         draft.replica_attempts = in_attempt(draft.job, expected.attempts, attempt)
     message = f"runPolicy.suspend is false: attempt {attempt} begins"
-    if draft.resumed_from is None and (chosen := own_checkpoint(draft.job)):
+    chosen, known = own_checkpoint(draft.job), draft.resumed_from
+    # Go back once for each value of `resumeUri`: a queue also suspends and resumes the job.
+    if chosen and (known is None or known.uri != chosen):
         draft.resumed_from = ResumedFromStatus(uri=chosen, attempt=attempt)
         message += f" from {chosen}"
     draft.set(ConditionType.SUSPENDED, False, Reason.JOB_RESUMED, message)
@@ -136,9 +136,11 @@ def resumed(draft: Draft, expected: Expected) -> Decision:
 
 
 def own_checkpoint(job: AnyJob) -> str | None:
-    """Return `resumeUri` if it names a checkpoint of the job itself, else None."""
+    """Return `resumeUri` if it names a checkpoint of the job itself, else None. It may end with a slash."""
     artifacts = None if isinstance(job, UnreadableJob) else job.spec.artifacts
     if artifacts is None or artifacts.resume_uri is None or isinstance(job, UnreadableJob):
         return None
-    uri = artifacts.resume_uri.rstrip("/")
-    return uri if uri.startswith(f"{job.artifacts_uri}/{contract.CHECKPOINTS}/") else None
+    prefix = f"{job.artifacts_uri}/{contract.CHECKPOINTS}/"
+    folder = artifacts.resume_uri.removeprefix(prefix).removesuffix("/")
+    own = artifacts.resume_uri.startswith(prefix) and folder and "/" not in folder
+    return artifacts.resume_uri if own else None

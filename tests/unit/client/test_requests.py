@@ -268,7 +268,7 @@ SUSPENDED = {
 }
 
 
-async def test_resume_goes_back_to_a_checkpoint_and_then_on_from_the_newest(
+async def test_resume_goes_back_to_a_checkpoint(
     server: HttpCluster, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def artifacts(_: object, job: DistributedTrainingJob, endpoint: str | None) -> Artifacts:
@@ -292,15 +292,17 @@ async def test_resume_goes_back_to_a_checkpoint_and_then_on_from_the_newest(
     assert not resumed.spec.run_policy.suspend
     assert resumed.spec.artifacts is not None
     assert resumed.spec.artifacts.resume_uri == f"{resumed.artifacts_uri}/checkpoints/20-2"
-    await client.suspend("mnist")
-    artifacts_then = (await client.resume("mnist")).spec.artifacts
-    assert artifacts_then is not None
-    assert (artifacts_then.resume, artifacts_then.resume_uri) == ("Auto", None)
-    # A checkpoint of another job in the spec stays.
-    other = {"uri": "s3://bucket/jobs", "resume": "FromURI", "resumeUri": "s3://bucket/jobs/ml/other/20"}
-    server.cluster.put(stored(artifacts=other, runPolicy={"suspend": True}))
-    await client.resume("mnist")
-    assert server.jobs["mnist"]["spec"]["artifacts"] == other
+    # Each time the field has another value, and the field stays as it is for a resumption from the newest.
+    for number, ends in ((20, "/20-2/"), (20, "/20-2"), (None, "/20-2")):
+        await client.suspend("mnist")
+        resumed = await client.resume("mnist", checkpoint=number, endpoint="http://store")
+        assert resumed.spec.artifacts is not None
+        assert (resumed.spec.artifacts.resume_uri or "").endswith(ends)
+    # Kueue's suspension of an MPIJob is none of the job.
+    running = stored(artifacts={"uri": "s3://bucket/jobs"})
+    server.cluster.put(running | {"status": {"phase": "Suspended", "conditions": [SUSPENDED]}})
+    with pytest.raises(Unusable, match="mnist is not suspended"):
+        await client.resume("mnist", checkpoint=20)
 
 
 async def test_a_job_that_has_ended_is_not_suspended(server: HttpCluster, client: AsyncClient) -> None:

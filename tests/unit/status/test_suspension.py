@@ -399,21 +399,31 @@ def test_a_resumption_from_a_checkpoint_of_the_job_goes_back_to_it_until_the_nex
     prefix = f"{life.job.artifacts_uri}/checkpoints"
     status = suspended_and_resumed(life, f"{prefix}/20/")
     attempt = status["attempt"]
-    assert status["resumedFrom"] == {"uri": f"{prefix}/20", "attempt": attempt}
-    assert condition(status, "Suspended")["message"].endswith(f"begins from {prefix}/20")
+    assert status["resumedFrom"] == {"uri": f"{prefix}/20/", "attempt": attempt}
+    assert condition(status, "Suspended")["message"].endswith(f"begins from {prefix}/20/")
     assert told(life) == (f"{prefix}/20", str(attempt))
 
     # A failure, and an eviction, do not bring the job back to the checkpoint.
     life.see(*healthy(attempt))
     status = life.see(*healthy(attempt)[:-1], seconds=1000)
     assert told(life) == (f"{prefix}/20", str(attempt))
-    # The next resumption from the same checkpoint does.
-    status = suspended_and_resumed(life, f"{prefix}/20")
-    assert status["resumedFrom"]["attempt"] == status["attempt"] > attempt
-    # The job goes on from its newest checkpoint, also with another job's URI.
-    for uri in (None, "s3://bucket/other/checkpoints/20"):
-        assert "resumedFrom" not in suspended_and_resumed(life, uri)
-        assert told(life) == (uri or "Auto", None)
+    # Nor does a queue that suspends and resumes it, or a resumption without another checkpoint, or for another scale.
+    for uri in (f"{prefix}/20/", None, "s3://bucket/other/checkpoints/20"):
+        assert suspended_and_resumed(life, uri)["resumedFrom"]["attempt"] == attempt
+        assert told(life) == (f"{prefix}/20", str(attempt))
+    # Another value does, also of the same checkpoint.
+    for uri in (f"{prefix}/20", f"{prefix}/40-3"):
+        status = suspended_and_resumed(life, uri)
+        assert status["resumedFrom"] == {"uri": uri, "attempt": status["attempt"]}
+        assert told(life) == (uri, str(status["attempt"]))
+
+
+@pytest.mark.parametrize("odd", ["", "/", "/20/extra", "/..//20"])
+def test_what_is_no_checkpoint_of_the_job_is_not_gone_back_to(odd: str) -> None:
+    life = Life(artifacts={"uri": "s3://bucket/jobs"})
+    life.see(*healthy())
+    status = suspended_and_resumed(life, f"{life.job.artifacts_uri}/checkpoints{odd}")
+    assert "resumedFrom" not in status
 
 
 def test_an_own_checkpoint_in_the_spec_of_a_running_job_changes_nothing() -> None:

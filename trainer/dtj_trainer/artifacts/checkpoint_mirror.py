@@ -11,6 +11,7 @@ from dtj_trainer.artifacts.backoff import Backoff
 from dtj_trainer.artifacts.checkpoint_index import age, folders_newest_first, read_manifest
 from dtj_trainer.artifacts.manifest import Manifest, ManifestError, number_and_claim
 from dtj_trainer.artifacts.put_back import put_back, remove_others
+from dtj_trainer.artifacts.restore import ALL, Lineage
 from dtj_trainer.artifacts.s3 import DamagedObject, NoSuchKey
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE
 
@@ -36,14 +37,23 @@ class CheckpointMirror:
     """
 
     def __init__(
-        self, folder: Path, store: Store, *, keep: int, now: Callable[[], float] = time.monotonic
+        self,
+        folder: Path,
+        store: Store,
+        *,
+        keep: int,
+        lineage: Lineage = ALL,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """lineage: other snapshots are not mirrored."""
         self._folder = folder
         self._store = store
         self._keep = keep
+        self._lineage = lineage
         self._now = now
         self._skipped: set[str] = set()
         """Folders of snapshots that did not arrive completely."""
+        self._abandoned: set[str] = set()
         self._retry_at = math.inf
         self._backoff = Backoff(LONGEST_RETRY_SECONDS)
         self._mirrored: list[Manifest] = []
@@ -72,10 +82,13 @@ class CheckpointMirror:
         for folder in folders_newest_first(self._store):
             if (number_and_claim(folder) or (0, 0))[::-1] <= last:
                 return
-            if folder in self._skipped:
+            if folder in self._skipped | self._abandoned:
                 continue
             try:
                 manifest = read_manifest(self._store, folder)
+                if not self._lineage.has(folder, manifest.attempt):
+                    self._abandoned.add(folder)
+                    continue
                 present = {file.path: file for file in self._mirrored[-1].files} if self._mirrored else {}
                 fault = put_back(self._store, manifest, self._folder, present=present)
             except NoSuchKey:  # It is being uploaded.

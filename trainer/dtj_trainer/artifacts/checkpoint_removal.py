@@ -55,6 +55,8 @@ class CheckpointRemoval:
         self._undeletable: set[str] = set()
         """Folders with an object that the bucket refused to delete. They are not tried again."""
         self._swept = False
+        self.needed = ""
+        """The folder of the snapshot that this attempt restored. It stays until the attempt has one of its own."""
 
     def note_uploaded(
         self, index: CheckpointIndex, manifest: Manifest, given_up: Set[int], *, of_parts: bool
@@ -97,6 +99,8 @@ class CheckpointRemoval:
     def prune(self, index: CheckpointIndex) -> None:
         """Delete snapshots except those to keep, and take them out of the index."""
         keep = index.kept(self._keep, self._keep_every)
+        if not any(manifest.claim == self._fence.number for manifest in index.manifests.values()):
+            keep.add(self.needed)
         surplus = [folder for folder in index.manifests if folder not in keep | self._undeletable]
         if surplus or self._dropped:
             # Check the claim before the first deletion: a later attempt may be restoring one of these snapshots.

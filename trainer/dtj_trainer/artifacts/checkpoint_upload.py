@@ -123,7 +123,7 @@ class CheckpointUploader:
                 mark = restored.get(f"{file.path.partition('/')[0]}/{MARK_FILE}")
                 if node is None and mark:
                     self._on_demand.setdefault(mark, []).append(file)
-            self._last = manifest
+            self._last, self._removal.needed = manifest, manifest.folder
             self._tell_newest(manifest)
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
@@ -183,7 +183,7 @@ class CheckpointUploader:
             # Check the claim: the index of a superseded attempt must not list snapshots of a later one for removal.
             self._fence.hold()
             self._index = read_index(self._store)
-            for manifest in self._index.newest_first()[:1]:
+            for manifest in self._index.newest_first()[:1] if self._newest is None else ():
                 self._tell_newest(manifest)
         return self._index
 

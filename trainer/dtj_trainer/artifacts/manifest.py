@@ -40,7 +40,11 @@ class ManifestError(ValueError):
 
 
 class NewerManifest(ManifestError):
-    """A manifest that a later release wrote. Its snapshot may be intact."""
+    """A manifest that a later release wrote. Its snapshot may be intact. `attempt`: of the job; None: unknown."""
+
+    def __init__(self, message: str, attempt: int | None) -> None:
+        super().__init__(message)
+        self.attempt = attempt
 
 
 @dataclass(frozen=True)
@@ -172,8 +176,10 @@ class Manifest:
             read = json.loads(content)
             version = int(read["version"])
             if version > VERSION:
+                attempt = read.get("attempt")
                 raise NewerManifest(
-                    f"the manifest has version {version}, and this dtj_trainer reads versions up to {VERSION}"
+                    f"the manifest has version {version}, and this dtj_trainer reads versions up to {VERSION}",
+                    attempt if isinstance(attempt, int) else None,
                 )
             number = int(read["step"] if version == 1 else read["number"])
             manifest = Manifest(

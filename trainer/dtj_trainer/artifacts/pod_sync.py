@@ -183,7 +183,10 @@ class PodSync:
             )
         elif settings.part == "evaluator":
             self._mirror = CheckpointMirror(
-                settings.checkpoints, self._store.below(contract.CHECKPOINTS), keep=settings.keep
+                settings.checkpoints,
+                self._store.below(contract.CHECKPOINTS),
+                keep=settings.keep,
+                lineage=settings.lineage,
             )
             # The mirror is not in `_loops`, because `finish` must not wait for it.
             SyncLoop("mirroring checkpoints", self._mirror.mirror_pass, POLL_SECONDS).start()

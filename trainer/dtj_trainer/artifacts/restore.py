@@ -41,6 +41,23 @@ class Restored(NamedTuple):
     """Whether the snapshot is below the job's own prefix."""
 
 
+class Lineage(NamedTuple):
+    """The snapshots that count after the user has gone back to one of them.
+
+    folder: of that snapshot. since: the attempt that the user resumed from it. Without these, all snapshots count.
+    """
+
+    folder: str = ""
+    since: int = 0
+
+    def has(self, folder: str, attempt: int | None) -> bool:
+        """Return whether a snapshot counts. attempt: the one that wrote it; None: unknown."""
+        return attempt is None or attempt >= self.since or folder == self.folder
+
+
+ALL = Lineage()
+
+
 def restore(
     own: Store,
     folder: Path,
@@ -49,7 +66,7 @@ def restore(
     *,
     kept: Callable[[CheckpointIndex], set[str]] | None = None,
     skip: Collection[str] = (),
-    since: int = 0,
+    lineage: Lineage = ALL,
     on_choice: Callable[[str], None] = lambda _: None,
 ) -> Restored | None:
     """Restore the newest good snapshot into `folder`; None when there is none and training starts from 0.
@@ -61,9 +78,8 @@ def restore(
     place of `near` do not come from the bucket.
 
     skip: folders of snapshots that are restored only if there are no others; with two of them, the snapshot that is
-    10 minutes older than the newest comes first. since: not 0 if `resume` is one of the job's own snapshots, which
-    the user has chosen for the attempt `since`; among the others, those of this attempt and later ones alone are
-    restored. on_choice: called with the URI of a snapshot before it is brought.
+    10 minutes older than the newest comes first. lineage: other snapshots of the job are not restored; with it,
+    `resume` is the URI of its snapshot. on_choice: called with the URI of a snapshot before it is brought.
 
     Raises S3Error: the bucket can't be read; none of the existing snapshots can be restored; or the other prefix
     holds no good snapshot.
@@ -72,12 +88,17 @@ def restore(
     if resume == RESUME_NEVER:
         log.info("resume is Never: training starts from 0")
         return None
-    manifest = _restore_newest(own, folder, near, on_choice, whole=False, kept=kept, skip=skip, since=since)
+    manifest = _restore_newest(
+        own, folder, near, on_choice, whole=False, kept=kept, skip=skip, lineage=lineage
+    )
     if manifest:
         return Restored(manifest, own.uri(manifest.folder), own=True)
-    if since:
-        on_choice(resume)
-        return restore_exactly(own, folder, resume, near)
+    if lineage.since:
+        raise S3Error(
+            f"the checkpoint to go back to, {resume}, does not exist, and there is no later one: name another one by "
+            "`dtj suspend` and `dtj resume --checkpoint`",
+            transient=False,
+        )
     other = None if resume in {RESUME_AUTO, ""} else open_store(resume, received=own.received)
     if other is None:
         log.info("no checkpoint below %s: training starts from 0", own.location.uri)
@@ -86,7 +107,7 @@ def restore(
 
 
 def restore_exactly(own: Store, folder: Path, uri: str, near: Near = NOWHERE) -> Restored:
-    """Restore the snapshot with this URI, which another pod of the job, or the user, has chosen; see `restore`.
+    """Restore the snapshot with this URI, which another pod of the job has chosen; see `restore`.
 
     Raises S3Error, for a damaged snapshot a lasting one.
     """
@@ -152,17 +173,17 @@ def _restore_newest(
     whole: bool = True,
     kept: Callable[[CheckpointIndex], set[str]] | None = None,
     skip: Collection[str] = (),
-    since: int = 0,
+    lineage: Lineage = ALL,
 ) -> Manifest | None:
     """Restore the newest snapshot below a checkpoints prefix whose files match its manifest.
 
-    `whole`: see `put_back`. `since`: see `restore`. Returns None when no upload below the prefix was ever completed.
-    Raises S3Error when all snapshots are damaged, or when a later release wrote the newest one: training from 0 would
-    replace them with new ones.
+    `whole`: see `put_back`. Returns None when no upload below the prefix was ever completed. Raises S3Error when all
+    snapshots are damaged, or when a later release wrote the newest one: training from 0 would replace them with new
+    ones.
     """
     damaged: dict[str, str] = {}
     while True:
-        found = _newest(store, damaged, kept, skip, since)
+        found = _newest(store, damaged, kept, skip, lineage)
         if found is None:
             break
         on_choice(store.uri(found.folder))
@@ -175,7 +196,7 @@ def _restore_newest(
             continue
         damaged[found.folder] = fault
         log.warning("checkpoint %s is damaged: %s; skipped", store.uri(found.folder), fault)
-    if damaged and not since:
+    if damaged:
         described = "; ".join(f"{folder}: {fault}" for folder, fault in list(damaged.items())[:3])
         raise S3Error(
             f"no checkpoint below {store.location.uri} can be restored: {len(damaged)} damaged ({described}). "
@@ -190,14 +211,15 @@ def _newest(
     damaged: dict[str, str],
     kept: Callable[[CheckpointIndex], set[str]] | None,
     skip: Collection[str],
-    since: int,
+    lineage: Lineage,
 ) -> Manifest | None:
     """Return the newest snapshot that is not among the damaged ones, and add those whose manifest is damaged."""
     index = read_index(store) if (damaged or skip) and kept else None
     among = kept(index) if index and kept else None
     folders = folders_newest_first(store)
     if index and among and skip:
-        folders = _others_first(index, [each for each in folders if each in among | index.newer], skip)
+        to_choose = among | index.newer | {lineage.folder}
+        folders = _others_first(index, [each for each in folders if each in to_choose], skip)
     for folder in folders:
         if folder in damaged:
             continue
@@ -206,6 +228,8 @@ def _newest(
         except NoSuchKey:  # Of an upload under way, or with files that other snapshots name.
             continue
         except NewerManifest as error:
+            if not lineage.has(folder, error.attempt):
+                continue
             raise S3Error(
                 f"a newer release of dtj_trainer wrote the checkpoint {store.uri(folder)}: this release reads "
                 f"manifests up to version {VERSION}. Use an image with the newer release. {_TO_START_ANEW}",
@@ -216,7 +240,7 @@ def _newest(
             log.warning("checkpoint %s is damaged: %s; skipped", store.uri(folder), error)
             among = kept(read_index(store)) if kept else None
             continue
-        if manifest.attempt >= since and (among is None or folder in among):
+        if lineage.has(folder, manifest.attempt) and (among is None or folder in {*among, lineage.folder}):
             return manifest
     return None
 

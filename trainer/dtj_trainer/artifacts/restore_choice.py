@@ -60,7 +60,7 @@ def restore_checkpoint(
         near,
         kept=lambda index: index.kept(settings.keep, settings.keep_every),
         skip=settings.resume_skip,
-        since=settings.resume_since,
+        lineage=settings.lineage,
         on_choice=tell,
     )
     tell(found.uri if found else "", restored=True)

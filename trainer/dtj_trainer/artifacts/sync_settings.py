@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.pace import BYTES_PER_SECOND
+from dtj_trainer.artifacts.restore import ALL, Lineage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +54,11 @@ class SyncSettings:
     """Whether this pod writes the job's run to a tracking server."""
     history: contract.History | None = None
     """What this pod needs to know in order to write the job's history; None: it writes none."""
+
+    @property
+    def lineage(self) -> Lineage:
+        """The snapshots of the job that count."""
+        return Lineage(self.resume.rpartition("/")[2], self.resume_since) if self.resume_since else ALL
 
     @property
     def checkpoints(self) -> Path:

@@ -82,6 +82,7 @@ KINDS: dict[str, Kind] = {
 }
 NEEDS_NO_COMMAND = {"worker"}
 RUN_PROGRAMS = {"rank", "ranks", "replica", "command"}
+KEEP_CHECKPOINTS = {"worker", "ranks", "replica"}
 NO_POD = {contract.ENV_POD: contract.PodInfo(role="command", index=0).to_json()}
 """The PodInfo of `command` outside of a job's pod."""
 EXIT_SOFTWARE = 70
@@ -104,6 +105,13 @@ def run(arguments: Sequence[str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"dtj-launch: {error}\n")
         return contract.EXIT_CONFIG
+    if settings.checkpoints_dir and not settings.own_root and name in KEEP_CHECKPOINTS:
+        try:
+            settings.checkpoints_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            where = f"{contract.ENV_CHECKPOINTS_DIR}={settings.checkpoints_dir}"
+            sys.stderr.write(f"dtj-launch: {where}: can't make the folder: {error.strerror}\n")
+            return contract.EXIT_CONFIG
     _log_to_stderr(f"[rank {settings.rank}] " if name == "rank" and settings.rank is not None else "")
     for number in (signal.SIGTERM, signal.SIGINT):
         # Process 1 of a container ignores signals without a handler. Each kind installs its own handlers later.

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.fence import Superseded
@@ -151,7 +152,9 @@ class Pod:
             return
         own = (*contract.FOLDERS, contract.DATA_CACHE, contract.UTILISATION, contract.METRICS_FILE)
         kept = [settings.checkpoints, *(settings.root / name for name in own)]
-        FilesOutside(lambda: self.programs.pids().values(), kept).start()
+        kept += [settings.checkpoints_dir] if settings.checkpoints_dir else []
+        elsewhere = Path(contract.ROOT) if settings.own_root else None
+        FilesOutside(lambda: self.programs.pids().values(), kept, elsewhere).start()
 
     def _refuse_without_accelerator(self, *, wait: bool) -> None:
         if fault := self._accelerators.fault(wait=wait):
