@@ -389,7 +389,7 @@ SAVES = """
 import os, signal, sys, time
 def save(*_):
     time.sleep(1)
-    os.write(1, b"saved %s\n" % os.environb[b"RANK"])  # At once: the ranks share a pipe, and Python buffers nothing.
+    os.write(1, b"saved %s\\n" % os.environb[b"RANK"])  # At once: the ranks share a pipe, and Python buffers nothing.
     sys.exit(143)
 signal.signal(signal.SIGTERM, save)
 print("ready", flush=True)
