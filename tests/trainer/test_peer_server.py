@@ -16,6 +16,7 @@ import pytest
 from tests.trainer.conftest import until
 from tests.trainer.loopback_pods import LoopbackPods, free_port
 
+from dtj_trainer import request_server
 from dtj_trainer.artifacts import offered_files, peer_askers, peer_server
 from dtj_trainer.artifacts.manifest import Manifest, StoredFile
 from dtj_trainer.artifacts.peer_askers import Askers, trackers_of
@@ -129,9 +130,9 @@ def test_the_pods_that_know_about_a_file_are_several() -> None:
 def test_slow_requests_end_and_hold_up_nobody_for_long(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_server, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(request_server, "REQUEST_SECONDS", 0.5)
     with ExitStack() as stack:
-        for _ in range(2 * peer_server.REQUESTS):
+        for _ in range(2 * request_server.REQUESTS):
             stack.enter_context(server.connected()).sendall(b"GET /checkpoints/")
         assert server.ask("GET", f"/checkpoints/{SHA256}") == (200, CONTENT)
         until(lambda: not workers(), "the end of the slow requests")
@@ -162,7 +163,7 @@ def test_more_transfers_than_a_pod_takes_are_refused_at_once(server: Server) -> 
 
 
 def workers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "peer"]
+    return [thread for thread in threading.enumerate() if thread.name == "peers request"]
 
 
 def test_a_file_that_became_large_is_not_a_file_of_the_checkpoint(server: Server, tmp_path: Path) -> None:

@@ -212,3 +212,20 @@ def test_requests_that_wait_share_a_dump(monkeypatch, tmp_path) -> None:
         asked.ask()
 
     assert waits == [0.0, 25.0, 29.0, 0.0]
+
+
+def test_after_many_dumps_the_next_ones_are_rare(monkeypatch, tmp_path) -> None:
+    times = iter((100.0, 200.0, 300.0))
+    waits: list[float] = []
+    timer = SimpleNamespace(start=lambda: None)
+    monkeypatch.setattr(stacks, "MANY", 2)
+    monkeypatch.setattr(stacks, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(
+        stacks, "threading", SimpleNamespace(Lock=Lock, Timer=lambda wait, *_: waits.append(wait) or timer)
+    )
+    asked = stacks.Stacks(tmp_path, RunningPrograms())
+
+    for _ in range(3):
+        asked.ask()
+
+    assert waits == [0.0, 0.0, 3500.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,7 +103,7 @@ def _job_in(path: Path, name: str | None) -> Job:
 
 
 def _resume_command(file: Path, name: str | None) -> str:
-    return " ".join(["dtj run", str(file), *(["--name", name] if name else []), "--resume"])
+    return shlex.join(["dtj", "run", str(file), *(["--name", name] if name else []), "--resume"])
 
 
 def _printable(manifest: dict[str, Any]) -> dict[str, Any]:

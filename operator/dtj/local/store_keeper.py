@@ -32,6 +32,7 @@ TRIES = 3
 START_SECONDS = 120
 """Seconds for all tries. A start takes 1 s on an idle machine, and much longer on a busy machine."""
 TERMINATE_SECONDS = 1.0
+SOCKETS = Path("/tmp")  # noqa: S108 - SeaweedFS's own choice
 PR_SET_PDEATHSIG = 1
 
 
@@ -46,6 +47,7 @@ def serve(folder: Path, weed: str) -> int:
                 if _unused(users.fileno()):
                     # This process now holds users.lock. A new dtj command waits for the lock until this process ends.
                     _stop(process)
+                    _remove_sockets(_last_server(folder).get("ports", []))
                     return 0
                 time.sleep(POLL_SECONDS)
             print("SeaweedFS ended unexpectedly; the keeper starts it again", flush=True)
@@ -124,7 +126,9 @@ def _start(folder: Path, weed: str, ports: list[int], lock: int) -> subprocess.P
 
     return subprocess.Popen(  # noqa: S603 - the program that open_store found
         [
-            *(weed, "mini", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            # Else SeaweedFS also logs to files in /tmp, which nobody removes.
+            *(weed, "-logtostderr=true"),
+            *("mini", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *("-admin.ui=false", "-master.telemetry=false", "-webdav=false"),
             *("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"),
             "-s3.allowDeleteBucketNotEmpty=false",
@@ -153,6 +157,15 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()  # Acknowledged writes are on the disk.
         process.wait()
+
+
+def _remove_sockets(ports: list[int]) -> None:
+    """Remove the Unix sockets of a server that has ended. SeaweedFS names them by its ports and leaves them."""
+    for port in ports:
+        for number in (port, port + GRPC_OFFSET):
+            for path in SOCKETS.glob(f"seaweedfs-*-{number}.sock"):
+                with suppress(OSError):
+                    path.unlink()
 
 
 def _ports(folder: Path) -> list[int]:

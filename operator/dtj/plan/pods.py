@@ -250,7 +250,7 @@ def _environment(job: Job, replica: Replica) -> dict[str, str]:
         env[contract.ENV_ARTIFACTS_URI] = job.artifacts_uri or ""
         resume = artifacts.resume_uri if artifacts.resume == Resume.FROM_URI else artifacts.resume.value
         env[contract.ENV_RESUME] = resume or ""
-        if chosen := job.status.resumed_from:
+        if (chosen := job.status.resumed_from) and artifacts.resume != Resume.NEVER:
             env[contract.ENV_RESUME] = chosen.uri.removesuffix("/")
             env[contract.ENV_RESUME_SINCE] = str(chosen.attempt)
         if skipped := job.status.checkpoints_to_skip:

@@ -8,9 +8,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import subprocess
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 from unittest.mock import Mock
 
 import pytest
@@ -21,9 +25,10 @@ from dtj.api.errors import DtjError, Unusable
 from dtj.api.job import Manifest
 from dtj.api.job_file import read_job_file
 from dtj.cli.main import app
+from dtj.cli.run import _resume_command
 from dtj.cli.run_view import RunView
-from dtj.local import machine, runner
-from dtj.local.output import _Tail
+from dtj.local import machine, runner, store_keeper
+from dtj.local.output import _Tail, follow_outputs
 from dtj.local.runs import Run, Runs, home
 from dtj.local.store_choice import ChosenStore, S3Store
 
@@ -159,6 +164,47 @@ def test_bytes_without_any_end_of_line_are_told_in_pieces(tmp_path: Path) -> Non
     pieces = [line for _ in range(4) for line in tail.lines(file)] + tail.rest()
     assert sum(map(len, pieces)) == 200_000
     assert max(map(len, pieces)) <= 64 * 1024
+
+
+async def test_the_output_of_fast_programs_is_shown_without_delay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"worker-0": tmp_path / "0", "worker-1": tmp_path / "1"}
+    told: Counter[str] = Counter()
+    pauses = 0
+
+    async def pause(seconds: float) -> None:
+        nonlocal pauses
+        if not seconds:
+            return
+        pauses += 1
+        if pauses == 1:
+            for file in files.values():
+                file.write_bytes(b"a line of output\n" * 300_000)
+        else:
+            assert told == dict.fromkeys(files, 300_000), "in one look"
+            raise asyncio.CancelledError
+
+    for file in files.values():
+        file.touch()
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    with pytest.raises(asyncio.CancelledError):
+        await follow_outputs(cast(Run, SimpleNamespace(outputs=files)), lambda name, _: told.update([name]))
+
+
+def test_the_command_to_resume_is_one_that_a_shell_takes() -> None:
+    assert _resume_command(Path("job ü.yaml"), "a") == "dtj run 'job ü.yaml' --name a --resume"
+
+
+def test_sockets_of_a_server_that_has_ended_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_keeper, "SOCKETS", tmp_path)
+    names = ["s3-12000", "filer-12001", "admin-grpc-22002", "s3-13000"]
+    for name in names:
+        (tmp_path / f"seaweedfs-{name}.sock").touch()
+    store_keeper._remove_sockets([12000, 12001, 12002])
+    assert [path.name for path in tmp_path.iterdir()] == ["seaweedfs-s3-13000.sock"]
 
 
 def test_lines_are_shown_as_on_a_terminal_by_who_said_them() -> None:

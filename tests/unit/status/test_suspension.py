@@ -411,6 +411,10 @@ def test_a_resumption_from_a_checkpoint_of_the_job_goes_back_to_it_until_the_nex
     for uri in (f"{prefix}/20/", None, "s3://bucket/other/checkpoints/20"):
         assert suspended_and_resumed(life, uri)["resumedFrom"]["attempt"] == attempt
         assert told(life) == (f"{prefix}/20", str(attempt))
+    # A user who wants to start anew can.
+    life.spec["artifacts"] = {"uri": "s3://bucket/jobs", "resume": "Never"}
+    life.see()
+    assert told(life) == ("Never", None)
     # Another value does, also of the same checkpoint.
     for uri in (f"{prefix}/20", f"{prefix}/40-3"):
         status = suspended_and_resumed(life, uri)

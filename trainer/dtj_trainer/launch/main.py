@@ -117,8 +117,8 @@ def run(arguments: Sequence[str]) -> int:
         # Process 1 of a container ignores signals without a handler. Each kind installs its own handlers later.
         signal.signal(number, _leave)
     try:
-        if settings.checkpoints_dir:
-            os.environ[contract.ENV_CHECKPOINTS_DIR] = str(settings.checkpoints_dir)
+        if os.environ.get(contract.ENV_CHECKPOINTS_DIR):
+            os.environ[contract.ENV_CHECKPOINTS_DIR] = str(settings.checkpoints_dir or settings.checkpoints)
         if name in RUN_PROGRAMS and settings.own_root:
             kept = settings.checkpoints_dir if settings.artifacts_uri else None
             command = own_root.enter(settings.root, command, kept)

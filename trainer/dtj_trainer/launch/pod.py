@@ -116,8 +116,10 @@ class Pod:
         self._settings.progress_file.unlink(missing_ok=True)
         if self._settings.progress_port:
             try:
+                # Under `dtj run`, nobody on the network of this machine is to ask.
+                host = "127.0.0.1" if self._settings.own_root else ""
                 StatusServer(
-                    self._settings.progress_port, self._served, self._metrics, self.stacks.ask
+                    self._settings.progress_port, self._served, self._metrics, self.stacks.ask, host
                 ).start()
             except OSError as error:
                 log.warning("progress is not served on port %d: %s", self._settings.progress_port, error)

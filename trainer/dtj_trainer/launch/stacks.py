@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 30.0
 """The shortest time between two dumps, because each dump stops the programs for a moment."""
+MANY, INTERVAL_AFTER_MANY_SECONDS = 20, 3600.0
+"""After MANY dumps, the shortest time is longer: anybody in the cluster may ask, and each dump is uploaded."""
 PROCESS_SECONDS = 8.0
 """The time limit of py-spy for one process."""
 PROGRAM_SECONDS = 20.0
@@ -44,7 +46,7 @@ class Stacks:
         self._count = 0
 
     def ask(self) -> None:
-        """Write the stacks of all programs in the background: now, or INTERVAL_SECONDS after the last dump.
+        """Write the stacks of all programs in the background: now, or an interval after the last dump.
 
         All requests that come before a dump starts share the dump.
         """
@@ -52,7 +54,8 @@ class Stacks:
         with self._lock:
             if now < self._dump_at:
                 return
-            self._dump_at = max(now, self._dump_at + INTERVAL_SECONDS)
+            interval = INTERVAL_SECONDS if self._count < MANY else INTERVAL_AFTER_MANY_SECONDS
+            self._dump_at = max(now, self._dump_at + interval)
             self._count += 1
             dump = threading.Timer(self._dump_at - now, self._write_all, [self._count])
         dump.daemon = True

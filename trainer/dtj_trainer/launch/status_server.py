@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import logging
-import socket
-import threading
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import re
+from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
+from dtj_trainer.request_server import RequestServer, head, send
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
 
-REQUEST_TIMEOUT_SECONDS = 10
+_REQUEST = re.compile(rb"(GET|POST) ([!-~]{1,200}) HTTP/1\.[01]\r\n")
 
 
 class StatusServer:
-    """An HTTP server on all addresses of the pod. It exposes no secrets. Its only action is a dump of stacks into the
-    pod's own logs, at a limited rate.
+    """An HTTP server, see `request_server`. It exposes no secrets. Its only action is a dump of stacks into the pod's
+    own logs, at a limited rate.
     """
 
     def __init__(
@@ -27,65 +27,36 @@ class StatusServer:
         report: Callable[[], contract.Report],
         metrics: Callable[[], dict[str, float]],
         ask_for_stacks: Callable[[], None],
+        host: str = "",
     ) -> None:
-        """Raises OSError for a port in use."""
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = REQUEST_TIMEOUT_SECONDS
-            server_version = "dtj"
-            sys_version = ""
-
-            def do_GET(self) -> None:
-                if self.path == "/progress":
-                    self._answer(200, "application/json", json.dumps(report()))
-                elif self.path == "/metrics":
-                    self._answer(200, "text/plain; version=0.0.4", prometheus_text(metrics()))
-                else:
-                    self._answer(404, "text/plain", "only /progress and /metrics are here\n")
-
-            def do_POST(self) -> None:
-                if self.path == contract.STACKS_PATH:
-                    ask_for_stacks()
-                    self._answer(202, "text/plain", "stacks are written to the logs\n")
-                else:
-                    self._answer(404, "text/plain", f"only {contract.STACKS_PATH} is here\n")
-
-            def _answer(self, status: int, kind: str, text: str) -> None:
-                content = text.encode()
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *_: object) -> None:
-                """Do not log requests, because the operator polls."""
-
-        self._server = _listen(port, Handler)
+        """Listen. host: an address; empty: all addresses. Raises OSError for a port in use."""
+        self._report = report
+        self._metrics = metrics
+        self._ask_for_stacks = ask_for_stacks
+        self._server = RequestServer(host, port, self._answer, "status")
 
     def start(self) -> None:
         """Serve in the background."""
-        threading.Thread(target=self._server.serve_forever, name="status", daemon=True).start()
+        self._server.start()
 
-
-def _listen(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
-    class BothFamilies(ThreadingHTTPServer):
-        daemon_threads = True
-        address_family = socket.AF_INET6
-
-        def server_bind(self) -> None:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            super().server_bind()
-
-    class OnlyIPv4(ThreadingHTTPServer):
-        daemon_threads = True
-
-    if socket.has_dualstack_ipv6():
-        try:
-            return BothFamilies(("::", port), handler)
-        except OSError as error:
-            log.debug("no IPv6 here: %s", error)
-    return OnlyIPv4(("0.0.0.0", port), handler)  # noqa: S104 - the operator asks from outside the pod
+    def _answer(self, connection: socket.socket, request: bytes, _: object) -> None:
+        match = _REQUEST.match(request)
+        asked = (match[1].decode(), match[2].decode()) if match else None
+        if asked == ("GET", "/progress"):
+            answer = 200, "application/json", json.dumps(self._report())
+        elif asked == ("GET", "/metrics"):
+            answer = 200, "text/plain; version=0.0.4", prometheus_text(self._metrics())
+        elif asked == ("POST", contract.STACKS_PATH):
+            self._ask_for_stacks()
+            answer = 202, "text/plain", "stacks are written to the logs\n"
+        elif asked:
+            only = contract.STACKS_PATH if asked[0] == "POST" else "/progress and /metrics"
+            answer = 404, "text/plain", f"only {only} {'is' if asked[0] == 'POST' else 'are'} here\n"
+        else:
+            answer = 400, "text/plain", "this is no request that is answered here\n"
+        status, kind, text = answer
+        content = text.encode()
+        send(connection, head(status, len(content), f"Content-Type: {kind}\r\n") + content)
 
 
 def prometheus_text(values: dict[str, float]) -> str:
