@@ -16,7 +16,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.trainer.conftest import free_ports, get_json, get_text, has, keys, kill_with_descendants, until
+from tests.trainer.conftest import (
+    REPOSITORY,
+    free_ports,
+    get_json,
+    get_text,
+    has,
+    keys,
+    kill_with_descendants,
+    until,
+)
 
 from dtj_trainer.artifacts.checkpoint_index import read_index
 
@@ -27,6 +36,30 @@ def make_workspace(make_workspace):
         return make_workspace(name, **{"DTJ_STRATEGY": "ParameterServer", "DTJ_ROLE": "chief"} | environment)
 
     return make
+
+
+def test_a_pod_that_is_told_to_stop_during_its_restore_ends_at_once(make_workspace, job_uri, tmp_path):
+    """Threads that wait for the bucket hold nothing up, and the reason is known."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from dtj_trainer.artifacts import pod_sync\n"
+        "def hangs(*_):\n"
+        "    with ThreadPoolExecutor() as pool:\n"
+        "        pool.submit(time.sleep, 3600)\n"
+        "        print('restores', flush=True)\n"
+        "pod_sync.restore_checkpoint = hangs\n"
+    )
+    path = f"{tmp_path}:{REPOSITORY / 'trainer'}"
+    pod = make_workspace(DTJ_ARTIFACTS_URI=job_uri, PYTHONPATH=path)
+    run = pod.python("print('runs')")
+    run.says("restores\n")
+    run.terminate()
+    assert run.ended() == 143
+    message = pod.termination
+    assert message["message"] == "the pod was told to stop (SIGTERM) before its program ran"
+    assert (message["class"], message["role"], message["signal"]) == ("Signal", "chief", 15)
+    assert "runs" not in run.output
 
 
 def test_success_passes_on_output_and_code(workspace):

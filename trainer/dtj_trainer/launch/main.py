@@ -83,6 +83,8 @@ KINDS: dict[str, Kind] = {
 NEEDS_NO_COMMAND = {"worker"}
 RUN_PROGRAMS = {"rank", "ranks", "replica", "command"}
 KEEP_CHECKPOINTS = {"worker", "ranks", "replica"}
+WITHOUT_MESSAGE = {"rank", "command"}
+"""Kinds whose termination message another process of the pod writes."""
 NO_POD = {contract.ENV_POD: contract.PodInfo(role="command", index=0).to_json()}
 """The PodInfo of `command` outside of a job's pod."""
 EXIT_SOFTWARE = 70
@@ -115,7 +117,7 @@ def run(arguments: Sequence[str]) -> int:
     _log_to_stderr(f"[rank {settings.rank}] " if name == "rank" and settings.rank is not None else "")
     for number in (signal.SIGTERM, signal.SIGINT):
         # Process 1 of a container ignores signals without a handler. Each kind installs its own handlers later.
-        signal.signal(number, _leave)
+        signal.signal(number, _leave if name in WITHOUT_MESSAGE else _leave_with_message(settings))
     try:
         if os.environ.get(contract.ENV_CHECKPOINTS_DIR):
             os.environ[contract.ENV_CHECKPOINTS_DIR] = str(settings.checkpoints_dir or settings.checkpoints)
@@ -150,6 +152,28 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _leave(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
+
+
+def _leave_with_message(settings: Settings) -> Callable[[int, object], NoReturn]:
+    """Return a handler that ends the process at once. A restore has threads that wait for S3, and nothing to save."""
+
+    def leave(number: int, _: object) -> NoReturn:
+        name, code = signal.Signals(number).name, 128 + number
+        write_termination(
+            settings.termination_log,
+            {
+                "class": FailureClass.SIGNAL,
+                "message": f"the pod was told to stop ({name}) before its program ran",
+                "role": settings.pod.role,
+                "index": settings.pod.index,
+                "host": settings.host,
+                "exitCode": code,
+                "signal": number,
+            },
+        )
+        os._exit(code)
+
+    return leave
 
 
 def _log_to_stderr(prefix: str) -> None:

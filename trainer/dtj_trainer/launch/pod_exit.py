@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 from dtj_trainer.contract.failure_class import FailureClass
@@ -43,7 +44,12 @@ def pod_exit(ended: Sequence[Ended], stop_signal: int | None, *, alone: bool) ->
     ):
         # A program that exits with 0 after a stop signal may not have finished its work.
         report["class"] = FailureClass.SIGNAL
-        report["message"] = f"the program ended when it was told to stop ({signal_name(stop_signal)})"
+        name = signal_name(stop_signal)
+        report["message"] = (
+            f"the program did not end after {name}, and was killed"
+            if first.end.signal == signal.SIGKILL
+            else f"the program ended when it was told to stop ({name})"
+        )
         report["exitCode"], report["signal"] = 128 + stop_signal, stop_signal
     elif many and report.get("class") == FailureClass.CONNECTION_LOST:
         early = [each for each in ended[: ended.index(first)] if each.end.succeeded]
