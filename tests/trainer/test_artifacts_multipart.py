@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 from tests.trainer.conftest import keys, steps_in
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts import checkpoints, s3
+from dtj_trainer.artifacts import checkpoints, multipart, s3
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_upload import FileUploader
@@ -189,6 +189,24 @@ def test_the_end_of_the_process_leaves_no_parts(tmp_path, store, throttled):
     assert open_uploads(store) == []
     with pytest.raises(s3.S3Error, match="was ended"):
         store.put_file("model", path)
+
+
+def test_a_store_that_does_not_answer_holds_up_no_end(tmp_path, store, throttled, monkeypatch):
+    """Each of the uploads would wait for as long as a request may take."""
+    monkeypatch.setattr(multipart, "CLOSING_SECONDS", 0.1)
+    throttled.refuses = lambda number, tries: number == 2
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"1" * 2 * PART)
+        with pytest.raises(s3.S3Error):
+            store.put_file(name, tmp_path / name)
+    aborting = []
+    monkeypatch.setattr(
+        multipart.MultipartUpload,
+        "abort",
+        lambda upload: (aborting.append(upload.key), threading.Event().wait()),
+    )
+    store.uploads.close()
+    assert len(aborting) == 2
 
 
 def test_a_conditional_put_sends_several_parts_at_a_time(tmp_path, store, throttled, monkeypatch):

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import threading
+import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
@@ -38,7 +39,8 @@ TRIES = 8
 fails."""
 LONGEST_DELAY_SECONDS = 8.0
 CLOSING_SECONDS = 5.0
-"""Seconds to wait at the end of a process for parts in flight, before the upload is aborted in the store."""
+"""Seconds to wait at the end of a process for parts in flight, before an upload is aborted in the store. All aborts
+together have the same time: the grace period of a pod ends, and a store may not answer."""
 
 
 class Condition(TypedDict, total=False):
@@ -273,10 +275,17 @@ class Uploads:
         self.pace.close()
         with self._lock:
             waiting = list(self._unfinished.values())
-        for upload in waiting:
-            if upload.sending.acquire(timeout=CLOSING_SECONDS):
-                upload.sending.release()
-            self._abort(upload)
+        ending = [threading.Thread(target=self._end, args=(upload,), daemon=True) for upload in waiting]
+        for thread in ending:
+            thread.start()
+        deadline = time.monotonic() + 2 * CLOSING_SECONDS
+        for thread in ending:
+            thread.join(max(deadline - time.monotonic(), 0))
+
+    def _end(self, upload: MultipartUpload) -> None:
+        if upload.sending.acquire(timeout=CLOSING_SECONDS):
+            upload.sending.release()
+        self._abort(upload)
 
     def _abort(self, upload: MultipartUpload) -> None:
         """Abort an upload. If the store can't be reached, the parts stay until a lifecycle rule of the bucket removes
