@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import time
@@ -611,6 +612,26 @@ def test_a_refused_key_keeps_no_other_file_from_its_upload(tmp_path):
     with pytest.raises(S3Error, match="AccessDenied"):
         uploader.upload_pass(ended=True, died_ns=None)
     assert {key for key, _ in store.puts} == {"logs/b.log", "model/m.pt", "model/manifest.json"}
+
+
+class OfText(Refusing):
+    """As a real client, which has no other keys."""
+
+    def _check(self, key: str) -> None:
+        key.encode()
+
+
+def test_a_name_that_can_t_be_a_key_is_told_and_keeps_no_other_file_from_its_upload(tmp_path):
+    store = OfText("")
+    uploader = two_logs_and_a_model(tmp_path, store)
+    for name in (b"logs/\xff.log", b"model/\xff.pt"):
+        Path(os.fsdecode(bytes(tmp_path) + b"/" + name)).write_text("x\n")
+    with pytest.raises(
+        S3Error, match=r"(logs/\\udcff.log|model/\\udcff.pt)' can't be uploaded: 'utf-8' codec"
+    ) as error:
+        uploader.upload_pass(ended=True, died_ns=None)
+    assert not error.value.transient
+    assert {key for key, _ in store.puts} == {"logs/a.log", "logs/b.log", "model/m.pt"}
 
 
 def test_a_bucket_that_is_away_costs_one_timeout_for_each_source(tmp_path):

@@ -103,7 +103,7 @@ class FileUploader:
         for path, key in files:
             if errors.over(source):
                 break
-            with errors.of(source):
+            with errors.of(source, path):
                 done &= self._consider(source, rule, path, key, over, died_ns)
         if manifest and files:
             with errors.of(source):

@@ -106,7 +106,7 @@ class GrowingUploader:
         for path, key in source.files(names):
             if path in self._growing or path in self._quiet or errors.over(source):
                 continue
-            with errors.of(source):
+            with errors.of(source, path):
                 if over or path.stat().st_size:
                     begin = source.begin or self._begin(source, key)
                     file = GrowingFile(path, key, _growing(source), begin, self._clock())
@@ -143,7 +143,7 @@ class GrowingUploader:
         for file, source in self._growing.values():
             if not errors.over(source):
                 put, at_least = self._put(source, self._allowance.sent), _growing(source).age
-                with errors.of(source):
+                with errors.of(source, file.path):
                     file.close_segments(put, now, over=over, age=max(age, at_least))
 
     def _put_open_segments(self, errors: PassErrors, *, over: bool) -> None:
@@ -160,7 +160,7 @@ class GrowingUploader:
             at_most = math.inf if over else self._allowance.bytes
             put = self._put(source, self._allowance.spend)
             if not errors.over(source):
-                with errors.of(source):
+                with errors.of(source, file.path):
                     if file.put_open(put, self._clock, over=over, at_most=at_most) is None:
                         return
 

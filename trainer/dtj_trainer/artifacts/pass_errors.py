@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from dtj_trainer.artifacts.s3 import S3Error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from dtj_trainer.artifacts.upload_rules import Source
 
@@ -25,8 +27,11 @@ class PassErrors:
         self._over: set[Source] = set()
 
     @contextmanager
-    def of(self, source: Source) -> Iterator[None]:
-        """Record an S3Error of this block, or that a file can't be read. A file that was removed is not an error."""
+    def of(self, source: Source, path: Path | None = None) -> Iterator[None]:
+        """Record an S3Error of this block, or that a file can't be read, or that its name can't be a key.
+
+        path: the file; by default that of the source. A file that was removed is not an error.
+        """
         try:
             yield
         except Superseded:  # The other sources still belong to this pod.
@@ -37,8 +42,9 @@ class PassErrors:
                 self._over.add(source)
         except FileNotFoundError as error:
             log.debug("a file of %s was not uploaded: %s", source.path, error)
-        except OSError as error:
-            self._errors.append(S3Error(f"a file can't be uploaded: {error}", transient=False))
+        except (OSError, UnicodeError) as error:
+            name = ascii(os.fspath(path or source.path))
+            self._errors.append(S3Error(f"{name} can't be uploaded: {error}", transient=False))
 
     def over(self, source: Source) -> bool:
         """Return whether nothing more of a source can be uploaded in this pass."""
