@@ -143,6 +143,20 @@ def test_a_list_names_the_trouble_of_a_running_job() -> None:
     assert phases == ["PHASE", "Running, CheckpointDelayed", "Succeeded"]
 
 
+def test_the_status_says_from_which_checkpoints_the_job_goes_on() -> None:
+    prefix = "s3://bucket/jobs/ml/mnist-0a1b/checkpoints"
+    status = {
+        **RUNNING,
+        "artifacts": {"uri": "s3://bucket/jobs/ml/mnist-0a1b"},
+        "resumedFrom": {"uri": f"{prefix}/20/", "attempt": 3},
+        "skippedCheckpoints": [f"{prefix}/30-3", f"{prefix}/25-3"],
+    }
+    shown = rendered(status_view(job(status), views(*healthy(2)), [], at(60)), width=200)
+    facts = {line[:11].strip(): line[11:] for line in shown}
+    assert facts["Went back"] == f"to {prefix}/20, for attempt 3"
+    assert facts["Skipped"] == f"{prefix}/30-3, {prefix}/25-3: no attempt has made a step from there"
+
+
 def test_a_list_of_all_namespaces_names_them() -> None:
     heading, line = rendered(job_table([job(RUNNING)], at(90), namespaces=True))
     assert heading.startswith("NAMESPACE   NAME")
