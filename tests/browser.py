@@ -28,6 +28,7 @@ addEventListener("securitypolicyviolation", (event) =>
   console.error(`Content-Security-Policy: ${event.effectiveDirective} of ${event.sourceFile}:${event.lineNumber}`))
 """
 _NETWORK_CHANGED = "net::ERR_NETWORK_CHANGED"
+_ERROR_PAGE = "chrome-error://"
 """Chromium ends its requests when the machine gets or loses a network device, as for a pod of a local cluster."""
 _LOADS = 20
 _REFUSED = "Failed to load resource: the server responded with a status of"
@@ -141,7 +142,8 @@ def _load(page: Page, url: str) -> None:
         try:
             page.goto(url)
         except Error as error:
-            if _NETWORK_CHANGED not in error.message:
+            # The error page of a load that the change has ended may come late, and then interrupts a load.
+            if _NETWORK_CHANGED not in error.message and _ERROR_PAGE not in error.message:
                 raise
         else:
             if _NETWORK_CHANGED not in failed:
