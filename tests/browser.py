@@ -28,8 +28,9 @@ addEventListener("securitypolicyviolation", (event) =>
   console.error(`Content-Security-Policy: ${event.effectiveDirective} of ${event.sourceFile}:${event.lineNumber}`))
 """
 _NETWORK_CHANGED = "net::ERR_NETWORK_CHANGED"
-_ERROR_PAGE = "chrome-error://"
 """Chromium ends its requests when the machine gets or loses a network device, as for a pod of a local cluster."""
+_ERROR_PAGE = "chrome-error://"
+"""The address of the page that Chromium shows in place of one that it could not load."""
 _LOADS = 20
 _REFUSED = "Failed to load resource: the server responded with a status of"
 """How Chromium logs an answer with an error. A page may show such an answer."""

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 warm_torch = local_runs.warm_torch
 
 TRAININGS = {"ddp", "own_script", "resume", "fsdp"}
-"""Rows whose subjects have tests of their own, which take less time. `make gpu-kit` runs these rows, too."""
+"""Rows that train. Other tests cover their subjects in less time, and `make gpu-kit` runs these rows."""
 GPU_ONLY = {
     *("fp16 beside a loop by hand", "channels-last beside a loop by hand", "compile beside a loop by hand"),
     *("two ranks on one GPU", "utilisation beside nvidia-smi", "idle GPU"),

@@ -96,7 +96,7 @@ def test_the_bucket_of_a_program_that_keeps_all_has_the_newest(
         files = run.save(f"c-{number}/w")
         kept = [number - 1, number] if number > 1 else [1]
         assert files == sorted(each for k in kept for each in (f"c-{k}", f"c-{k}/w"))
-    # The anchor is the first snapshot; with it, the bucket has the files of three.
+    # Retention also keeps the first snapshot as the anchor. So the bucket has the files of up to three snapshots.
     sizes = [len(content) for key, content in run.bucket.objects.items() if key.endswith("/w")]
     assert sum(sizes) <= 400
     sent = [request for request in run.requests if request.startswith("put ") and request.endswith("/w")]

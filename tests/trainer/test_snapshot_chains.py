@@ -1,4 +1,4 @@
-"""Random attempts of one job, each with a real folder: agents are killed, the store fails, and a zombie comes back.
+"""Random attempts of one job. Each has a real folder. Agents are killed, the store fails, and an old agent goes on.
 
 What holds after each request to the store: every manifest in the bucket is whole. A restore gives the folder of one
 moment of the program: names, contents, links, and the order of times. Nothing is lost that was uploaded.

@@ -198,34 +198,25 @@ def test_a_second_stall_soon_after_the_first_has_stacks_of_its_own(hung, monkeyp
         assert "waits_for_a_lock_that_nobody_gives_back" in (tmp_path / name).read_text()
 
 
-def test_requests_that_wait_share_a_dump(monkeypatch, tmp_path) -> None:
-    times = iter((100.0, 105.0, 129.0, 131.0, 300.0))
-    waits: list[float] = []
+def waits_after_requests(monkeypatch, folder: Path, *times: float) -> list[float]:
+    """Ask at these times; return the seconds that each dump waits for its start."""
+    clock, waits = iter(times), []
     timer = SimpleNamespace(start=lambda: None)
-    monkeypatch.setattr(stacks, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(stacks, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(
         stacks, "threading", SimpleNamespace(Lock=Lock, Timer=lambda wait, *_: waits.append(wait) or timer)
     )
-    asked = stacks.Stacks(tmp_path, RunningPrograms())
-
-    for _ in range(5):
+    asked = stacks.Stacks(folder, RunningPrograms())
+    for _ in times:
         asked.ask()
+    return waits
 
+
+def test_requests_that_wait_share_a_dump(monkeypatch, tmp_path) -> None:
+    waits = waits_after_requests(monkeypatch, tmp_path, 100.0, 105.0, 129.0, 131.0, 300.0)
     assert waits == [0.0, 25.0, 29.0, 0.0]
 
 
 def test_after_many_dumps_the_next_ones_are_rare(monkeypatch, tmp_path) -> None:
-    times = iter((100.0, 200.0, 300.0))
-    waits: list[float] = []
-    timer = SimpleNamespace(start=lambda: None)
     monkeypatch.setattr(stacks, "MANY", 2)
-    monkeypatch.setattr(stacks, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    monkeypatch.setattr(
-        stacks, "threading", SimpleNamespace(Lock=Lock, Timer=lambda wait, *_: waits.append(wait) or timer)
-    )
-    asked = stacks.Stacks(tmp_path, RunningPrograms())
-
-    for _ in range(3):
-        asked.ask()
-
-    assert waits == [0.0, 0.0, 3500.0]
+    assert waits_after_requests(monkeypatch, tmp_path, 100.0, 200.0, 300.0) == [0.0, 0.0, 3500.0]

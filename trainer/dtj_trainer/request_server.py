@@ -101,7 +101,7 @@ class RequestServer:
 
 
 def head(status: int, length: int = 0, more: str = "") -> bytes:
-    """Return the head of an answer. more: further lines, each with its end."""
+    """Return the head of an answer. more: further header lines, each with its CRLF."""
     lines = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {length}\r\n{more}"
     return f"{lines}Connection: close\r\n\r\n".encode()
 

@@ -158,6 +158,11 @@ class ResumedFromStatus(ApiModel):
     attempt: int
     """The attempt that restored it first. A later one restores it while there is none of this attempt or after it."""
 
+    @property
+    def checkpoint(self) -> str:
+        """Where the checkpoint is. A slash at the end of `uri` only makes it another value."""
+        return self.uri.removesuffix("/")
+
 
 class ArtifactsStatus(ApiModel):
     """What is in the bucket."""

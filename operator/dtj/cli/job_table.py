@@ -29,8 +29,6 @@ PHASE_STYLES = {
     Phase.SUCCEEDED: "green",
     Phase.FAILED: "red",
 }
-
-
 _TROUBLES = (ConditionType.STALLED, ConditionType.CHECKPOINT_DELAYED)
 
 

@@ -181,7 +181,7 @@ def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, st
         names = f" ({', '.join(newest.new)})" if newest.new else ""
         yield "Checkpoint", f"{what}{when}: {newest.uri}{names}".removeprefix(", ")
     if (back := job.status.resumed_from) is not None:
-        yield "Went back", f"to {back.uri.removesuffix('/')}, for attempt {back.attempt}"
+        yield "Went back", f"to {back.checkpoint}, for attempt {back.attempt}"
     if skipped := job.status.skipped_checkpoints:
         yield "Skipped", f"{', '.join(skipped)}: no attempt has made a step from there"
     if artifacts.model:

@@ -163,11 +163,7 @@ class Artifacts:
 
     def checkpoints(self) -> list[StoredCheckpoint]:
         """List the complete checkpoints, the oldest first."""
-        from dtj_trainer.artifacts.checkpoint_index import read_index
-
-        with explained():
-            manifests = read_index(self._checkpoints).newest_first()
-        return [self._stored(manifest) for manifest in reversed(manifests)]
+        return [self._stored(manifest) for manifest in reversed(self._manifests())]
 
     def checkpoint(self, number: int) -> StoredCheckpoint:
         """Return the checkpoint of a number; of several attempts, the newest one. Raises NotFound."""
@@ -213,11 +209,15 @@ class Artifacts:
     def _checkpoints(self) -> Store:
         return self.store.below(contract.CHECKPOINTS)
 
-    def _manifest(self, number: int) -> Manifest:
+    def _manifests(self) -> list[Manifest]:
+        """Return the manifests of the complete checkpoints, the newest first."""
         from dtj_trainer.artifacts.checkpoint_index import read_index
 
         with explained():
-            manifests = read_index(self._checkpoints).newest_first()
+            return read_index(self._checkpoints).newest_first()
+
+    def _manifest(self, number: int) -> Manifest:
+        manifests = self._manifests()
         for manifest in manifests:
             if manifest.number == number:
                 return manifest

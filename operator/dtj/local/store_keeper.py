@@ -126,7 +126,7 @@ def _start(folder: Path, weed: str, ports: list[int], lock: int) -> subprocess.P
 
     return subprocess.Popen(  # noqa: S603 - the program that open_store found
         [
-            # Else SeaweedFS also logs to files in /tmp, which nobody removes.
+            # By default, SeaweedFS also writes log files to /tmp, and nobody removes these files.
             *(weed, "-logtostderr=true"),
             *("mini", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *("-admin.ui=false", "-master.telemetry=false", "-webdav=false"),

@@ -251,7 +251,7 @@ def _environment(job: Job, replica: Replica) -> dict[str, str]:
         resume = artifacts.resume_uri if artifacts.resume == Resume.FROM_URI else artifacts.resume.value
         env[contract.ENV_RESUME] = resume or ""
         if (chosen := job.status.resumed_from) and artifacts.resume != Resume.NEVER:
-            env[contract.ENV_RESUME] = chosen.uri.removesuffix("/")
+            env[contract.ENV_RESUME] = chosen.checkpoint
             env[contract.ENV_RESUME_SINCE] = str(chosen.attempt)
         if skipped := job.status.checkpoints_to_skip:
             env[contract.ENV_RESUME_SKIP] = " ".join(skipped)

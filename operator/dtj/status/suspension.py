@@ -137,10 +137,8 @@ def resumed(draft: Draft, expected: Expected) -> Decision:
 
 def own_checkpoint(job: AnyJob) -> str | None:
     """Return `resumeUri` if it names a checkpoint of the job itself, else None. It may end with a slash."""
-    artifacts = None if isinstance(job, UnreadableJob) else job.spec.artifacts
-    if artifacts is None or artifacts.resume_uri is None or isinstance(job, UnreadableJob):
+    if isinstance(job, UnreadableJob) or job.spec.artifacts is None:
         return None
-    prefix = f"{job.artifacts_uri}/{contract.CHECKPOINTS}/"
-    folder = artifacts.resume_uri.removeprefix(prefix).removesuffix("/")
-    own = artifacts.resume_uri.startswith(prefix) and folder and "/" not in folder
-    return artifacts.resume_uri if own else None
+    uri, prefix = job.spec.artifacts.resume_uri or "", f"{job.artifacts_uri}/{contract.CHECKPOINTS}/"
+    folder = uri.removeprefix(prefix).removesuffix("/")
+    return uri if uri.startswith(prefix) and folder and "/" not in folder else None

@@ -292,7 +292,7 @@ async def test_resume_goes_back_to_a_checkpoint(
     assert not resumed.spec.run_policy.suspend
     assert resumed.spec.artifacts is not None
     assert resumed.spec.artifacts.resume_uri == f"{resumed.artifacts_uri}/checkpoints/20-2"
-    # Each time the field has another value, and the field stays as it is for a resumption from the newest.
+    # Each going back gives resumeUri another value. A plain resumption leaves resumeUri as it is.
     for number, ends in ((20, "/20-2/"), (20, "/20-2"), (None, "/20-2")):
         await client.suspend("mnist")
         resumed = await client.resume("mnist", checkpoint=number, endpoint="http://store")

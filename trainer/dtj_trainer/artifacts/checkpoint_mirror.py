@@ -54,6 +54,7 @@ class CheckpointMirror:
         self._skipped: set[str] = set()
         """Folders of snapshots that did not arrive completely."""
         self._abandoned: set[str] = set()
+        """Folders of snapshots outside of the lineage."""
         self._retry_at = math.inf
         self._backoff = Backoff(LONGEST_RETRY_SECONDS)
         self._mirrored: list[Manifest] = []
@@ -82,7 +83,7 @@ class CheckpointMirror:
         for folder in folders_newest_first(self._store):
             if (number_and_claim(folder) or (0, 0))[::-1] <= last:
                 return
-            if folder in self._skipped | self._abandoned:
+            if folder in self._skipped or folder in self._abandoned:
                 continue
             try:
                 manifest = read_manifest(self._store, folder)

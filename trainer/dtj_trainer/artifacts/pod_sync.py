@@ -87,9 +87,8 @@ class PodSync:
 
     def make_folders(self) -> None:
         """Create the workspace's folders."""
-        made = (self._settings.root / name for name in contract.FOLDERS)
-        for folder in (*made, self._settings.checkpoints):
-            folder.mkdir(parents=True, exist_ok=True)
+        for name in contract.FOLDERS:
+            (self._settings.root / name).mkdir(parents=True, exist_ok=True)
 
     def restore(self, timeout: float, sleep: Callable[[float], None] = time.sleep) -> Restored | None:
         """Claim the prefix for this attempt; restore the newest good checkpoint and the pod's metrics.

@@ -88,8 +88,10 @@ def restore(
     if resume == RESUME_NEVER:
         log.info("resume is Never: training starts from 0")
         return None
+    # Retention may let go of the snapshot that the user has gone back to.
+    to_choose = (lambda index: kept(index) | {lineage.folder}) if kept else None
     manifest = _restore_newest(
-        own, folder, near, on_choice, whole=False, kept=kept, skip=skip, lineage=lineage
+        own, folder, near, on_choice, whole=False, kept=to_choose, skip=skip, lineage=lineage
     )
     if manifest:
         return Restored(manifest, own.uri(manifest.folder), own=True)
@@ -218,8 +220,7 @@ def _newest(
     among = kept(index) if index and kept else None
     folders = folders_newest_first(store)
     if index and among and skip:
-        to_choose = among | index.newer | {lineage.folder}
-        folders = _others_first(index, [each for each in folders if each in to_choose], skip)
+        folders = _others_first(index, [each for each in folders if each in among | index.newer], skip)
     for folder in folders:
         if folder in damaged:
             continue
@@ -240,7 +241,7 @@ def _newest(
             log.warning("checkpoint %s is damaged: %s; skipped", store.uri(folder), error)
             among = kept(read_index(store)) if kept else None
             continue
-        if lineage.has(folder, manifest.attempt) and (among is None or folder in {*among, lineage.folder}):
+        if lineage.has(folder, manifest.attempt) and (among is None or folder in among):
             return manifest
     return None
 

@@ -50,7 +50,9 @@ class SizeLimit:
         saved: str | None,
     ) -> tuple[tuple[StoredFile, ...], tuple[StoredFolder, ...], tuple[StoredLink, ...]]:
         """Return what a snapshot has of this content. saved: a folder that stays whole."""
-        if self._most_bytes and (out := left_out(files, links, self._most_bytes, saved)):
+        if not self._most_bytes:
+            return tuple(files), tuple(folders), tuple(links)
+        if out := left_out(files, links, self._most_bytes, saved):
             if not out <= self._left_out:
                 log.info(
                     "the checkpoint leaves out %s and %d more, because of %s=%d",
@@ -59,7 +61,7 @@ class SizeLimit:
             self._left_out |= out
         kept = tuple(file for file in files if not is_below(file.path, self._left_out))
         size = sum(file.size for file in kept)
-        if self._most_bytes and size > self._most_bytes and not self._warned:
+        if size > self._most_bytes and not self._warned:
             self._warned = True
             log.warning(
                 "the newest files of each kind alone have %d bytes, more than %s=%d",

@@ -130,17 +130,9 @@ def run(arguments: Sequence[str]) -> int:
         return contract.EXIT_CONFIG
     except Exception as error:
         log.exception("dtj-launch itself failed")
-        write_termination(
-            settings.termination_log,
-            {
-                "class": FailureClass.APPLICATION_ERROR,
-                "message": f"dtj-launch itself failed: {error!r}",
-                "role": settings.pod.role,
-                "index": settings.pod.index,
-                "host": settings.host,
-                "exitCode": EXIT_SOFTWARE,
-            },
-        )
+        message = f"dtj-launch itself failed: {error!r}"
+        report = _termination(settings, FailureClass.APPLICATION_ERROR, message, EXIT_SOFTWARE)
+        write_termination(settings.termination_log, report)
         return EXIT_SOFTWARE
 
 
@@ -158,22 +150,24 @@ def _leave_with_message(settings: Settings) -> Callable[[int, object], NoReturn]
     """Return a handler that ends the process at once. A restore has threads that wait for S3, and nothing to save."""
 
     def leave(number: int, _: object) -> NoReturn:
-        name, code = signal.Signals(number).name, 128 + number
-        write_termination(
-            settings.termination_log,
-            {
-                "class": FailureClass.SIGNAL,
-                "message": f"the pod was told to stop ({name}) before its program ran",
-                "role": settings.pod.role,
-                "index": settings.pod.index,
-                "host": settings.host,
-                "exitCode": code,
-                "signal": number,
-            },
-        )
+        code = 128 + number
+        message = f"the pod was told to stop ({signal.Signals(number).name}) before its program ran"
+        report = _termination(settings, FailureClass.SIGNAL, message, code)
+        write_termination(settings.termination_log, {**report, "signal": number})
         os._exit(code)
 
     return leave
+
+
+def _termination(settings: Settings, cause: FailureClass, message: str, code: int) -> contract.Termination:
+    return {
+        "class": cause,
+        "message": message,
+        "role": settings.pod.role,
+        "index": settings.pod.index,
+        "host": settings.host,
+        "exitCode": code,
+    }
 
 
 def _log_to_stderr(prefix: str) -> None:

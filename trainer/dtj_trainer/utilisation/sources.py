@@ -31,7 +31,7 @@ class Sources:
     def __init__(self, settings: Settings, gpus: Gpus | None = None) -> None:
         self._root = settings.root
         self._gpus = gpus or Gpus()
-        self._in_container = settings.root == Path(contract.ROOT)
+        self._in_container = not settings.own_root
         """Whether the cgroup is the pod's. Else it is that of a session on this machine."""
         self._everything = settings.ssh_after_restore and not settings.local_workers and self._in_container
         """Whether the ranks are started by a command's own mpirun, so that no program is registered."""
