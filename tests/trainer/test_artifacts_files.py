@@ -541,6 +541,31 @@ def test_file_that_changes_while_it_is_sent_is_sent_again(tmp_path):
     assert store.puts[-1] == ("m", b"changed")
 
 
+def test_a_file_that_changes_for_ever_is_taken_as_it_was_after_the_programs_end(tmp_path, caplog):
+    class WritesOn(FakeStore):
+        def put_file(self, key: str, path: Path, *_: object, **__: object) -> None:
+            super().put_file(key, path)
+            append(path, b"more")
+
+    (tmp_path / "model.pt").write_bytes(b"weights")
+    store = WritesOn()
+    uploader = FileUploader(store, [Source(tmp_path, "model", MODEL)])
+    passes = [uploader.upload_pass(ended=True, died_ns=None) for _ in range(4)]
+    assert passes == [False, False, True, True]
+    assert [key for key, _ in store.puts] == ["model/model.pt"] * 3, "sent again, or named by a manifest"
+    assert caplog.text.count("model.pt is kept as it was: it changes although the program has ended") == 1
+
+
+def test_a_torn_file_is_not_sent_and_its_folder_has_no_manifest(tmp_path, caplog):
+    for name in ("torn.pt", "whole.pt"):
+        (tmp_path / name).write_bytes(b"weights")
+    store = FakeStore()
+    uploader = FileUploader(store, [Source(tmp_path, "model", MODEL)])
+    uploader.note_torn([tmp_path / "torn.pt"])
+    assert ended(uploader)
+    assert [key for key, _ in store.puts] == ["model/whole.pt"]
+
+
 def test_backoff_grows_and_is_bounded():
     backoff = Backoff(longest=4)
     delays = [backoff.next_delay() for _ in range(40)]

@@ -9,6 +9,7 @@ import threading
 import time
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
@@ -18,6 +19,7 @@ from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.look import SECOND, Look, Node
+from dtj_trainer.artifacts.node_track import BUSY_CHANGES
 from dtj_trainer.artifacts.picture import AT_LONGEST, Picture, Pictures
 from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.retention import Candidate, kept
@@ -108,6 +110,24 @@ def test_what_is_removed_while_it_is_sent_is_copied_first(folder: Path, store: S
         name.removeprefix("job/checkpoints/") for name in store.bucket.objects if name.endswith("model")
     }
     assert stored <= named, "nothing is left of what was given up"
+
+
+def test_a_file_that_changes_for_ever_and_can_not_be_copied_is_told(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    sync = uploader(folder, store.job)
+    write(folder, model="weights", other="1")
+
+    def change(request: str) -> None:
+        if request.startswith("put") and request.endswith("model"):
+            write(folder, model=os.urandom(8).hex())
+
+    store.before = change
+    passes = [ended(sync) for _ in range(BUSY_CHANGES + 2)]
+    assert passes[-1], "the end waits for ever"
+    assert newest(store.job).paths == {"other"}
+    assert caplog.text.count("model is not saved: it changes all the time, and the disk has no room") == 1
 
 
 def test_a_log_that_grows_all_the_time_delays_nothing(folder: Path, store: Store) -> None:

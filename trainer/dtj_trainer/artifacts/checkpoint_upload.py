@@ -75,9 +75,9 @@ class CheckpointUploader:
         self._folder = folder
         self._store = store
         self._fence = fence
-        self._keep = keep
-        self._keep_every = keep_every
+        self._keep, self._keep_every = keep, keep_every
         self._pictures = FolderPictures(folder, settle_seconds, program_runs)
+        self.note_torn = self._pictures.note_torn
         self._step_at = step_at
         self._index: CheckpointIndex | None = None
         self._done: set[Node] = set()
@@ -96,15 +96,10 @@ class CheckpointUploader:
         self._under_way: Due | None = None
         self._last: Manifest | None = None
         self._lock = threading.Lock()
-        self._newest: contract.CheckpointRef | None = None
+        self.newest: contract.CheckpointRef | None = None
+        """The newest snapshot with a manifest in the bucket, as far as this process has seen manifests."""
         self.bytes_uploaded = 0
         self.held_up = ""  # What has held up the next snapshot for minutes.
-
-    @property
-    def newest(self) -> contract.CheckpointRef | None:
-        """The newest snapshot with a manifest in the bucket, as far as this process has seen manifests."""
-        with self._lock:
-            return self._newest
 
     def start(self) -> None:
         """Begin to watch the folder. Call it before the program writes there."""
@@ -183,7 +178,7 @@ class CheckpointUploader:
             # Check the claim: the index of a superseded attempt must not list snapshots of a later one for removal.
             self._fence.hold()
             self._index = read_index(self._store)
-            for manifest in self._index.newest_first()[:1] if self._newest is None else ():
+            for manifest in self._index.newest_first()[:1] if self.newest is None else ():
                 self._tell_newest(manifest)
         return self._index
 
@@ -342,8 +337,7 @@ class CheckpointUploader:
             found["step"] = manifest.step
         if manifest.new:
             found["new"] = list(manifest.new)
-        with self._lock:
-            self._newest = found
+        self.newest = found
 
     def _count_bytes(self, amount: int) -> None:
         with self._lock:

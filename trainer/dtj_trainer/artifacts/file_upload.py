@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -19,10 +20,15 @@ from dtj_trainer.artifacts.store import ABSENT, Store
 from dtj_trainer.artifacts.upload_rules import Growing, Rule, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from dtj_trainer.artifacts.multipart import Put
+
+log = logging.getLogger(__name__)
+
+TRIES_AT_END = 3
+"""Uploads of a file that changes meanwhile, after the program's end: then its content is taken as it is."""
 
 
 class Clock(Protocol):
@@ -42,6 +48,8 @@ class _Known:
     uploaded: State | None = None
     uploaded_at: float = -math.inf
     duration: float = 0.0
+    changed_at_end: int = 0
+    """How often the file changed during its upload after the program's end."""
     etag: str = ABSENT
     """The ETag that this process's last put returned, or ABSENT."""
     sha256: str = ""
@@ -67,6 +75,7 @@ class FileUploader:
         self._uploaded: set[str] = set()
         self._named: dict[Path, dict[Path, State]] = {}
         """The files of each folder whose manifest is uploaded, as that manifest describes them."""
+        self._torn: set[Path] = set()
         self._lock = threading.Lock()
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
@@ -88,6 +97,10 @@ class FileUploader:
                 all_done &= self._upload_source(source, source.rule, over, died_ns, errors)
         errors.raise_worst()
         return all_done
+
+    def note_torn(self, paths: Iterable[Path]) -> None:
+        """Note that files are incomplete and stay so: they are not uploaded, unless by segments."""
+        self._torn |= set(paths)
 
     def uploaded_below(self, key_prefix: str) -> bool:
         """Return whether this process has uploaded something of the source with that key."""
@@ -135,7 +148,8 @@ class FileUploader:
         """Upload one file if it is due; return whether nothing more of it is due for now."""
         known = self._known.setdefault(path, _Known())
         state = state_of(path.stat())
-        if state == known.uploaded or (rule.only_once and known.uploaded):
+        as_it_was = path in self._torn or known.changed_at_end >= TRIES_AT_END
+        if as_it_was or state == known.uploaded or (rule.only_once and known.uploaded):
             return True
         if died_ns is not None and rule.unbroken and state.changed_ns > died_ns - rule.quiet * 1e9:
             return True  # The program may have been killed in the middle of this file.
@@ -151,7 +165,10 @@ class FileUploader:
             ),
         )
         if state_of(path.stat()) != state:
-            return False
+            known.changed_at_end += over
+            if known.changed_at_end == TRIES_AT_END:
+                log.warning("%s is kept as it was: it changes although the program has ended", path)
+            return known.changed_at_end >= TRIES_AT_END
         known.uploaded = state
         known.uploaded_at = self._clock.monotonic()
         known.duration = known.uploaded_at - started

@@ -45,6 +45,8 @@ class FolderLooks:
         self._archives: dict[str, bool] = {}
         self._open: frozenset[int] = frozenset()
         self._told: set[str] = set()
+        self.torn: frozenset[str] = frozenset()
+        """Paths whose content is known to be incomplete, and stays so."""
         self.marks: dict[str, Mark] = {}
         """The marks of the folders of `checkpoints.save`, by the folders' names."""
 
@@ -83,6 +85,7 @@ class FolderLooks:
             name, _, rest = node.path.partition("/")
             if rest == MARK_FILE and (mark := read_mark(self._folder / name)):
                 marks[name] = mark
+        archives |= dict.fromkeys(self.torn & nodes.keys(), False)
         self._before, self._archives, self.marks = nodes, archives, marks
         # Of a file that does not change, or that `save` has completed, it makes no difference.
         if self._open or any(node.path.partition("/")[0] not in self.marks for node in changed):

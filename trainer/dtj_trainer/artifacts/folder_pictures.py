@@ -13,7 +13,7 @@ from dtj_trainer.artifacts.look import SECOND
 from dtj_trainer.artifacts.picture import Picture, Pictures, Waits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Set
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Set
     from pathlib import Path
 
     from dtj_trainer.artifacts.local_checkpoints import Mark
@@ -35,6 +35,7 @@ class FolderPictures:
 
     def __init__(self, folder: Path, settle_seconds: float, program_runs: Callable[[], bool]) -> None:
         """`program_runs`: whether the kernel has not begun to end the program, however late its end is reported."""
+        self._folder = folder
         self._settle_ns = int(settle_seconds * SECOND)
         self._program_runs = program_runs
         self._looks = FolderLooks(folder, program_runs)
@@ -60,6 +61,11 @@ class FolderPictures:
     def last(self) -> Mapping[str, Node]:
         """The content of the last picture that was stored."""
         return self._pictures.last
+
+    def note_torn(self, paths: Iterable[Path]) -> None:
+        """Note that files, of this folder or of another one, are incomplete and stay so."""
+        folder = self._folder
+        self._looks.torn |= {str(path.relative_to(folder)) for path in paths if path.is_relative_to(folder)}
 
     def begin_from(self, paths: Set[str]) -> Mapping[str, Node]:
         """Take these paths of the folder, as they are now, as the last picture; return their nodes."""

@@ -16,15 +16,17 @@ def held_open(device: int) -> set[int]:
 
     Processes of other users are left out where this process may not read their descriptors.
     """
-    found = set()
-    for process in _listed("/proc"):
-        if process.isdecimal():
-            for number in _listed(f"/proc/{process}/fd"):
-                with contextlib.suppress(OSError):
-                    status = os.stat(f"/proc/{process}/fd/{number}")  # noqa: PTH116 - thousands of them
-                    if status.st_dev == device and _writes(process, number):
-                        found.add(status.st_ino)
-    return found
+    processes = (process for process in _listed("/proc") if process.isdecimal())
+    return {inode for process in processes for inode in written_by(process, device)}
+
+
+def written_by(process: str, device: int) -> Iterator[int]:
+    """Yield the inodes of the files on a device that a process has open for writing."""
+    for number in _listed(f"/proc/{process}/fd"):
+        with contextlib.suppress(OSError):
+            status = os.stat(f"/proc/{process}/fd/{number}")  # noqa: PTH116 - thousands of them
+            if status.st_dev == device and _writes(process, number):
+                yield status.st_ino
 
 
 def _writes(process: str, number: str) -> bool:

@@ -33,7 +33,7 @@ from dtj_trainer.artifacts.sync_loop import SyncLoop
 from dtj_trainer.artifacts.sync_settings import SyncSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from dtj_trainer.artifacts.upload_rules import Begin
@@ -265,6 +265,13 @@ class PodSync:
         for loop in self._loops:
             loop.program_died(at_ns)
         self._pace.hurry()
+
+    def note_torn(self, paths: Iterable[Path]) -> None:
+        """Note that files are incomplete and stay so: the processes that wrote them were killed."""
+        paths = list(paths)
+        for uploader in (self._files, self._checkpoints, self._pod_files):
+            if uploader:
+                uploader.note_torn(paths)
 
     def finish(self, timeout: float, *, ended: bool, at_most: bool = False) -> None:
         """Upload all that is left; `ended` says that the program ended by itself, with whatever exit code.

@@ -62,6 +62,8 @@ class SentFiles:
         self._sent: dict[_Content, StoredFile] = {}
         self._written: dict[_Written, StoredFile] = {}
         self._copies: dict[Node, Path] = {}
+        self._too_large: set[str] = set()
+        """Busy files that the disk has no room to copy."""
         shutil.rmtree(local.parent / _ASIDE, ignore_errors=True)  # Of a process that was killed.
 
     def get(self, node: Node) -> StoredFile | None:
@@ -136,7 +138,14 @@ class SentFiles:
         copy = self._local.parent / f"{_ASIDE}-{node.inode}"
         try:
             if shutil.disk_usage(self._local).free < 2 * node.size:
+                if node.path not in self._too_large:
+                    self._too_large.add(node.path)
+                    log.warning(
+                        "%s is not saved: it changes all the time, and the disk has no room for a copy",
+                        self._local / node.path,
+                    )
                 return None
+            self._too_large.discard(node.path)
             shutil.copyfile(self._local / node.path, copy)
             size = copy.stat().st_size
             sha256 = self._store.put_with_sha256(key, copy, self._on_bytes)

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from io import BufferedRWPair
@@ -58,8 +58,10 @@ class Supervision(Protocol):
     def died(self, at_ns: int) -> None:
         """Record that a rank's program was killed at this wall-clock time; its output may still be read."""
 
-    def ended(self, rank: Attached, *, cut_off: bool) -> None:
-        """Record that a rank's program ended; `cut_off`: the last file that it wrote may be incomplete."""
+    def ended(self, rank: Attached, *, cut_off: bool, torn: Sequence[Path]) -> None:
+        """Record that a rank's program ended. `cut_off`: the last file that it wrote may be incomplete. `torn`: files
+        whose writers were killed after the program's end.
+        """
 
     def lost(self, rank: Attached) -> None:
         """Record that a wrapper disappeared before it reported its program's end."""
@@ -112,7 +114,8 @@ class ControlServer:
                     self._supervision.died(int(call["died"]["atNs"]))
                 elif "ended" in call and rank:
                     reported_end = True
-                    self._supervision.ended(rank, cut_off=bool(call["ended"]["cutOff"]))
+                    torn = [Path(path) for path in call["ended"]["torn"]]
+                    self._supervision.ended(rank, cut_off=bool(call["ended"]["cutOff"]), torn=torn)
                 elif "ready" in call:
                     _write(stream, asdict(self._supervision.ready()))
                 elif "finish" in call:
@@ -155,9 +158,9 @@ class ControlClient:
         """Report at once that the program was killed; see `Supervision.died`."""
         self._send({"died": {"atNs": at_ns}})
 
-    def ended(self, *, cut_off: bool) -> None:
+    def ended(self, *, cut_off: bool, torn: Sequence[Path]) -> None:
         """Report that the program ended; see `Supervision.ended`."""
-        self._send({"ended": {"cutOff": cut_off}})
+        self._send({"ended": {"cutOff": cut_off, "torn": [str(path) for path in torn]}})
 
     def finish(self) -> Answer:
         """Request the final sync and wait for it. Raises SupervisorGone.

@@ -12,6 +12,7 @@ from typing import NoReturn
 from dtj_trainer import contract
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch import own_root
+from dtj_trainer.launch.descendants import adopt_orphans
 from dtj_trainer.launch.init import leave_process_1
 from dtj_trainer.launch.settings import Settings, SettingsError, read_settings
 from dtj_trainer.launch.termination import write_termination
@@ -82,6 +83,7 @@ KINDS: dict[str, Kind] = {
 }
 NEEDS_NO_COMMAND = {"worker"}
 RUN_PROGRAMS = {"rank", "ranks", "replica", "command"}
+ADOPT_ORPHANS = {"rank", "ranks", "replica"}
 KEEP_CHECKPOINTS = {"worker", "ranks", "replica"}
 WITHOUT_MESSAGE = {"rank", "command"}
 """Kinds whose termination message another process of the pod writes."""
@@ -124,6 +126,8 @@ def run(arguments: Sequence[str]) -> int:
         if name in RUN_PROGRAMS and settings.own_root:
             kept = settings.checkpoints_dir if settings.artifacts_uri else None
             command = own_root.enter(settings.root, command, kept)
+        if name in ADOPT_ORPHANS:
+            adopt_orphans()
         return kind(settings, command)
     except own_root.NoNamespaceError as error:
         log.error("%s", error)

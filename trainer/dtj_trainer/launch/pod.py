@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 
@@ -193,6 +193,10 @@ class Pod:
         uploaded.
         """
         self._sync.program_died(at_ns)
+
+    def note_torn(self, paths: Iterable[Path]) -> None:
+        """Record files whose writers were killed after the program's end: they are not uploaded."""
+        self._sync.note_torn(paths)
 
     def finish(self, *, ended: bool, timeout: float | None = None) -> None:
         """Upload all that is left; `ended` says that the programs ended and closed their files.

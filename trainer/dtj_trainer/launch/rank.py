@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from dtj_trainer.launch.control import Attached, ControlClient, SupervisorGone, connect
+from dtj_trainer.launch.descendants import end_descendants
 from dtj_trainer.launch.failure import cut_off, followed_another, forget_failures, rank_exit, unavailable
 from dtj_trainer.launch.logged_program import LoggedProgram
 from dtj_trainer.launch.output import writer_to
@@ -62,9 +63,10 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     if end is None:
         supervisor.attach(Attached(rank, os.getpid(), program.pid or 0))
         end = program.wait(supervisor.died)
+    torn = end_descendants(settings.complete_files)
     exit_report = rank_exit(settings, end, program.last_lines.lines())
     if program.pid is not None:
-        supervisor.ended(cut_off=cut_off(end, exit_report))
+        supervisor.ended(cut_off=cut_off(end, exit_report), torn=torn)
     if followed_another(end, program.last_lines.lines()):
         time.sleep(CAUSE_SECONDS)
     if end.succeeded:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from dtj_trainer import contract
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.data_ahead import begin_staging
+from dtj_trainer.launch.descendants import end_descendants
 from dtj_trainer.launch.failure import (
     cut_off,
     forget_failures,
@@ -87,6 +88,7 @@ class Replica:
         self._group.start(pod)
         check = self._check_world()
         ended = self._group.wait(pod)
+        pod.note_torn(end_descendants(self._settings.complete_files))
         if check:
             check.stop()
         pod.phases.reached("programEnded")

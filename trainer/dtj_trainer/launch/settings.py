@@ -90,6 +90,11 @@ class Settings:
         return self.root != Path(contract.ROOT)
 
     @property
+    def complete_files(self) -> tuple[Path, ...]:
+        """The folders whose files are of use only when they are complete."""
+        return self.checkpoints, self.root / contract.MODEL
+
+    @property
     def checkpoints(self) -> Path:
         """The folder that has the checkpoints, by the path that this process uses."""
         workspace = self.root / contract.CHECKPOINTS

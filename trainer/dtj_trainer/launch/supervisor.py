@@ -8,6 +8,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 from dtj_trainer import contract
 from dtj_trainer.launch.control import Answer, Attached
@@ -52,8 +54,9 @@ class RankSupervisor:
         """Record that a rank's program was killed, so that its last file may be incomplete."""
         self._pod.program_died(at_ns)
 
-    def ended(self, rank: Attached, *, cut_off: bool) -> None:
-        """Record that a rank's program ended; with `cut_off` its last file may be incomplete."""
+    def ended(self, rank: Attached, *, cut_off: bool, torn: Sequence[Path]) -> None:
+        """Record that a rank's program ended; see `Supervision.ended`."""
+        self._pod.note_torn(torn)
         self._gone(rank, cut_off=cut_off)
 
     def lost(self, rank: Attached) -> None:
