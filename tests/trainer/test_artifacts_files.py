@@ -23,8 +23,9 @@ from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.growing_upload import QUIET_SECONDS
 from dtj_trainer.artifacts.manifest import sha256_of
 from dtj_trainer.artifacts.multipart import Put, Uploads
+from dtj_trainer.artifacts.refused_files import MOST_FILES, RefusedFiles
 from dtj_trainer.artifacts.rotation import rotated, rotated_numbers
-from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.s3 import RefusedKey, S3Error
 from dtj_trainer.artifacts.segments import SEGMENT_BYTES, SEGMENT_SECONDS, segments_of
 from dtj_trainer.artifacts.store import StoredObject
 from dtj_trainer.artifacts.sync_loop import SyncLoop
@@ -472,7 +473,7 @@ def test_a_model_of_which_a_file_is_refused_or_cut_off_gets_no_manifest(tmp_path
     for name in ("a.pt", "b.pt"):
         (folder / name).write_text(name)
     store = Refusing("model/a")
-    uploader = FileUploader(store, [Source(folder, "model", MODEL)], clock)
+    uploader = FileUploader(store, [Source(folder, "model", MODEL, essential=True)], clock)
     with pytest.raises(S3Error, match="AccessDenied"):
         ended(uploader)
     assert [key for key, _ in store.puts] == ["model/b.pt"]
@@ -619,24 +620,50 @@ class Refusing(FakeStore):
     def _check(self, key: str) -> None:
         if key.startswith(self.start):
             self.refused += 1
-            raise S3Error(f"{key}: AccessDenied", transient=self.transient)
+            why = f"{key}: AccessDenied"
+            raise S3Error(why, transient=True) if self.transient else RefusedKey(why)
 
 
-def two_logs_and_a_model(folder: Path, store: FakeStore) -> FileUploader:
+def two_logs_and_a_model(folder: Path, store: FakeStore, clock: Clock | None = None) -> FileUploader:
     (folder / "logs").mkdir()
     (folder / "model").mkdir()
     for name in ("logs/a.log", "logs/b.log", "model/m.pt"):
         (folder / name).write_text("x\n")
-    sources = [Source(folder / "logs", "logs", LOG), Source(folder / "model", "model", MODEL)]
-    return FileUploader(store, sources)
+    model = Source(folder / "model", "model", MODEL, essential=True)
+    return FileUploader(store, [Source(folder / "logs", "logs", LOG), model], clock or Clock())
 
 
-def test_a_refused_key_keeps_no_other_file_from_its_upload(tmp_path):
+def test_a_refused_log_is_told_once_and_keeps_no_other_file_from_its_upload(tmp_path, clock, caplog):
     store = Refusing("logs/a")
-    uploader = two_logs_and_a_model(tmp_path, store)
-    with pytest.raises(S3Error, match="AccessDenied"):
-        uploader.upload_pass(ended=True, died_ns=None)
+    uploader = two_logs_and_a_model(tmp_path, store, clock)
+    for _ in range(50):
+        running(uploader)
+        clock.now += 1
+    assert store.refused <= 2, "tried in every pass"
+    assert ended(uploader), "no resume needs a log"
     assert {key for key, _ in store.puts} == {"logs/b.log", "model/m.pt", "model/manifest.json"}
+    assert uploader.refused.text == "'a.log': logs/a.log: AccessDenied"
+    assert caplog.text.count("is not uploaded") == 1
+    store.start = "nothing"
+    assert ended(uploader)
+    assert uploader.refused.text == ""
+    assert store.objects["logs/a.log"] == b"x\n"
+
+
+def test_a_refused_file_of_the_model_is_an_error_that_names_it(tmp_path):
+    store = Refusing("model/m")
+    uploader = two_logs_and_a_model(tmp_path, store)
+    with pytest.raises(S3Error, match=r"model/m.pt' is not uploaded: model/m.pt: AccessDenied") as error:
+        uploader.upload_pass(ended=True, died_ns=None)
+    assert not error.value.transient
+    assert {key for key, _ in store.puts} == {"logs/a.log", "logs/b.log"}
+
+
+def test_many_refused_files_are_named_in_a_few_words(clock):
+    refused = RefusedFiles(clock.monotonic)
+    for number in range(MOST_FILES + 5):
+        refused.add(Path(f"/{number}"), "denied")
+    assert refused.text == f"'0': denied; '1': denied; '2': denied; and {MOST_FILES - 3} more"
 
 
 class OfText(Refusing):
@@ -651,12 +678,11 @@ def test_a_name_that_can_t_be_a_key_is_told_and_keeps_no_other_file_from_its_upl
     uploader = two_logs_and_a_model(tmp_path, store)
     for name in (b"logs/\xff.log", b"model/\xff.pt"):
         Path(os.fsdecode(bytes(tmp_path) + b"/" + name)).write_text("x\n")
-    with pytest.raises(
-        S3Error, match=r"(logs/\\udcff.log|model/\\udcff.pt)' can't be uploaded: 'utf-8' codec"
-    ) as error:
+    with pytest.raises(S3Error, match=r"model/\\udcff.pt' is not uploaded: its name is not UTF-8") as error:
         uploader.upload_pass(ended=True, died_ns=None)
     assert not error.value.transient
     assert {key for key, _ in store.puts} == {"logs/a.log", "logs/b.log", "model/m.pt"}
+    assert r"'\udcff.log': its name is not UTF-8" in uploader.refused.text
 
 
 def test_a_bucket_that_is_away_costs_one_timeout_for_each_source(tmp_path):

@@ -553,6 +553,26 @@ def test_user_program_with_files_of_its_own(make_workspace, job_uri, job_store):
     assert "found ['checkpoint-7', 'checkpoint-7/weights', 'latest.pt']" in run.output
 
 
+@pytest.mark.parametrize(("folder", "code"), [("tensorboard", 0), ("model", 69)])
+def test_a_file_that_the_bucket_refuses_is_told_and_only_one_of_the_model_fails_the_job(
+    workspace, job_uri, job_store, folder, code
+):
+    program = (
+        "import os\n"
+        "root = os.fsencode(os.environ['DTJ_ROOT'])\n"
+        f"for name in (b'checkpoints/step-1', b'model/good', b'tensorboard/notes', b'{folder}/\\xff'):\n"
+        "    open(os.path.join(root, name), 'w').write('content')\n"
+    )
+    run = workspace.python(program, DTJ_ARTIFACTS_URI=job_uri)
+    assert run.ended() == code, run.output
+    assert has(job_store, "model/good")
+    assert any(key.endswith("/step-1") for key in keys(job_store, "checkpoints"))
+    told = "its name is not UTF-8, as keys are"
+    message = workspace.termination
+    assert told in (message["message"] if code else message["artifacts"]["notUploaded"])
+    assert run.output.count(rf"{folder}/\udcff' is not uploaded: {told}") >= 1
+
+
 def test_bad_settings_and_usage(workspace):
     run = workspace.launch("replica", "true", DTJ_ATTEMPT="one")
     assert run.ended() == 78

@@ -135,6 +135,12 @@ class Reason(StrEnum):
     CHECKPOINT_COMPLETE = "CheckpointComplete"
     """Nothing holds up the next checkpoint."""
 
+    # --- ArtifactsIncomplete ---
+    FILES_REFUSED = "FilesRefused"
+    """Files are not uploaded, for the reasons in the message."""
+    FILES_UPLOADED = "FilesUploaded"
+    """No file is refused any more."""
+
     # --- Recorded ---
     END_RECORDED = "EndRecorded"
     """`end.json` has the end of the job."""

@@ -29,7 +29,7 @@ PHASE_STYLES = {
     Phase.SUCCEEDED: "green",
     Phase.FAILED: "red",
 }
-_TROUBLES = (ConditionType.STALLED, ConditionType.CHECKPOINT_DELAYED)
+_TROUBLES = (ConditionType.STALLED, ConditionType.CHECKPOINT_DELAYED, ConditionType.ARTIFACTS_INCOMPLETE)
 
 
 def job_table(

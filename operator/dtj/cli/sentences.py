@@ -38,12 +38,14 @@ def _details(status: JobStatus) -> str:
         if _stalled(status):
             return _message(status, ConditionType.STALLED)
         shown = ", ".join(known[name] for name in ("step", "percent", "eta") if name in known)
-        delayed = status.holds(ConditionType.CHECKPOINT_DELAYED)
+        troubles = (ConditionType.CHECKPOINT_DELAYED, ConditionType.ARTIFACTS_INCOMPLETE)
         return "; ".join(
-            filter(None, (shown, _message(status, ConditionType.CHECKPOINT_DELAYED) if delayed else ""))
+            filter(None, (shown, *(_message(status, kind) for kind in troubles if status.holds(kind))))
         )
     if status.phase is Phase.SUCCEEDED:
-        return known.get("accuracy", "")
+        incomplete = status.holds(ConditionType.ARTIFACTS_INCOMPLETE)
+        lacks = _message(status, ConditionType.ARTIFACTS_INCOMPLETE) if incomplete else ""
+        return "; ".join(filter(None, (known.get("accuracy", ""), lacks)))
     if status.phase in _WAITING:
         return next(
             (c.message for c in status.conditions if c.status is not ConditionStatus.TRUE and c.message), ""

@@ -63,13 +63,7 @@ def _course(old: JobStatus, new: JobStatus) -> list[Happening]:
     # Emit one event per attempt and kind of bottleneck, because the figures may change with every report.
     if slow and new.holds(ConditionType.BOTTLENECK) and (not before or before.reason != slow.reason):
         result.append(Happening("Warning", slow.reason, slow.message, same=f"attempt {new.attempt}"))
-    delayed = new.condition(ConditionType.CHECKPOINT_DELAYED)
-    if (
-        delayed
-        and new.holds(ConditionType.CHECKPOINT_DELAYED)
-        and not old.holds(ConditionType.CHECKPOINT_DELAYED)
-    ):
-        result.append(Happening("Warning", delayed.reason, delayed.message, same=f"attempt {new.attempt}"))
+    result += _troubles(old, new)
     stalled, stands = new.condition(ConditionType.STALLED), new.holds(ConditionType.STALLED)
     if stalled and stands != old.holds(ConditionType.STALLED) and new.phase is Phase.RUNNING:
         result.append(Happening("Warning" if stands else "Normal", stalled.reason, stalled.message))
@@ -98,6 +92,13 @@ def _course(old: JobStatus, new: JobStatus) -> list[Happening]:
     else:
         result += _obstacle(old, new)
     return result
+
+
+def _troubles(old: JobStatus, new: JobStatus) -> list[Happening]:
+    """Return the events of what hinders the uploads: one for each attempt."""
+    kinds = (ConditionType.CHECKPOINT_DELAYED, ConditionType.ARTIFACTS_INCOMPLETE)
+    found = [new.condition(kind) for kind in kinds if new.holds(kind) and not old.holds(kind)]
+    return [Happening("Warning", c.reason, c.message, same=f"attempt {new.attempt}") for c in found if c]
 
 
 def _unrecorded(old: JobStatus, new: JobStatus) -> list[Happening]:

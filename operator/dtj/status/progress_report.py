@@ -37,6 +37,8 @@ class Report:
     """Reason and message, from the report's progress."""
     checkpoint_held_up: str | None = None
     """What holds up the next checkpoint; empty: nothing; None: the pod does not say."""
+    not_uploaded: str | None = None
+    """The files that are not uploaded, with the reasons; empty: none; None: the pod does not say."""
     program_ended: bool = False
     """Whether the training is over: the pod's programs have ended (phases), or export the model (progress)."""
     utilisation: Utilisation | None = None
@@ -57,14 +59,20 @@ def read_report(body: bytes | str) -> tuple[Report | None, int]:
     phases = answer.get("phases")
     ended = (isinstance(phases, dict) and "programEnded" in phases) or _exporting(answer.get("progress"))
     dropped = bad_progress + bad_artifacts + bad_bottleneck + bad_utilisation
-    held_up = _held_up(answer.get("artifacts"))
-    return Report(progress, artifacts, bottleneck, held_up, ended, utilisation), dropped
+    held_up = _said(answer, "heldUp")
+    return Report(progress, artifacts, bottleneck, held_up, not_uploaded(answer), ended, utilisation), dropped
 
 
-def _held_up(artifacts: Any) -> str | None:
+def not_uploaded(report: Mapping[str, Any]) -> str | None:
+    """Return which files a pod does not upload, and why; empty: none; None: the pod does not say."""
+    return _said(report, "notUploaded")
+
+
+def _said(report: Mapping[str, Any], name: str) -> str | None:
+    artifacts = report.get("artifacts")
     if not isinstance(artifacts, Mapping):
         return None
-    return text(artifacts.get("heldUp", ""), _BOTTLENECK_LENGTH)
+    return text(artifacts.get(name, ""), _BOTTLENECK_LENGTH)
 
 
 def _exporting(progress: Any) -> bool:

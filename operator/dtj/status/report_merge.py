@@ -1,15 +1,18 @@
-"""Merge the reports of the pods into the draft of the status: progress and artifacts."""
+"""Merge the reports of the pods into the draft of the status: progress, artifacts, and what is not uploaded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dtj.api.condition_types import ConditionType
+from dtj.api.reasons import Reason
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.status.draft import Draft
 from dtj.status.evaluator import measured
 from dtj.status.fruitless import has_new_checkpoint
 from dtj.status.observed import Expected, Observed
 from dtj.status.pods import PodView
+from dtj.status.progress_report import not_uploaded
 from dtj.status.termination import read_termination, reported
 
 
@@ -21,8 +24,14 @@ def merge_reports(draft: Draft, expected: Expected, observed: Observed, named: M
     old = draft.job.status
     evaluation = measured(named.get(expected.evaluator or ""), observed.evaluation)
     ends = [named[name].exit for name in expected.tells_the_end if name in named]
-    last_reports = [reported(read_termination(end)) for end in ends if end is not None]
+    messages = [message for end in ends if end is not None and (message := read_termination(end)) is not None]
+    last_reports = [reported(message) for message in messages]
     progress, artifacts = old.progress, old.artifacts
+    for refused in (observed.not_uploaded, *map(not_uploaded, messages)):
+        if refused is not None:
+            reason = Reason.FILES_REFUSED if refused else Reason.FILES_UPLOADED
+            told = f"files are not uploaded: {refused}" if refused else "no file is refused any more"
+            draft.set(ConditionType.ARTIFACTS_INCOMPLETE, bool(refused), reason, told)
     for new_progress, new_artifacts in [(observed.progress, observed.artifacts), *last_reports]:
         progress = _progress(expected, progress, new_progress, evaluation)
         artifacts = _artifacts(expected, artifacts, new_artifacts)

@@ -61,6 +61,6 @@ def reported(message: Termination | None) -> tuple[ProgressStatus | None, Artifa
     """Return the progress and the artifacts in a termination message."""
     if message is None:
         return None, None
-    return take(ProgressStatus, message.get("progress"))[0], take(ArtifactsStatus, message.get("artifacts"))[
-        0
-    ]
+    progress, _ = take(ProgressStatus, message.get("progress"))
+    artifacts, _ = take(ArtifactsStatus, message.get("artifacts"))
+    return progress, artifacts

@@ -20,6 +20,7 @@ from dtj_trainer.artifacts.look import is_below
 from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, check_paths, folder_name
 from dtj_trainer.artifacts.other_pods import OtherPods
 from dtj_trainer.artifacts.picture import NOTHING, Picture, Waits
+from dtj_trainer.artifacts.s3 import RefusedKey
 from dtj_trainer.artifacts.sent_files import Changed, SentFiles
 from dtj_trainer.artifacts.size_limit import SizeLimit
 from dtj_trainer.artifacts.snapshot import (
@@ -28,6 +29,7 @@ from dtj_trainer.artifacts.snapshot import (
     keys_of,
     new_names,
     new_number,
+    ref_of,
     saves_to_keep,
     step_of_tensorflow,
 )
@@ -232,6 +234,9 @@ class CheckpointUploader:
         except (Changed, OSError, ManifestError) as error:
             self._drop(due, error)
             return None
+        except RefusedKey:  # The next picture may have no file that is refused.
+            self._under_way = None
+            raise
         if manifest is None:
             self._under_way = None
             return False
@@ -268,7 +273,7 @@ class CheckpointUploader:
             return
         uri = self._store.uri(folder_name(due.number, self._fence.number))
         log.info("checkpoint %s changed while it was uploaded: %s", uri, error)
-        if isinstance(error, PermissionError):
+        if isinstance(error, PermissionError) or (isinstance(error, OSError) and self._voids > COPY_AFTER):
             path = os.path.relpath(str(error.filename), self._folder)
             if (node := due.picture.nodes.get(path)) is not None:
                 self._unreadable[path] = node
@@ -332,12 +337,7 @@ class CheckpointUploader:
         return manifest
 
     def _tell_newest(self, manifest: Manifest) -> None:
-        found: contract.CheckpointRef = {"time": manifest.time, "uri": self._store.uri(manifest.folder)}
-        if manifest.step is not None:
-            found["step"] = manifest.step
-        if manifest.new:
-            found["new"] = list(manifest.new)
-        self.newest = found
+        self.newest = ref_of(manifest, self._store.uri(manifest.folder))
 
     def _count_bytes(self, amount: int) -> None:
         with self._lock:

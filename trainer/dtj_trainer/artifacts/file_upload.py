@@ -16,6 +16,7 @@ from dtj_trainer.artifacts.folder_names import FolderNames
 from dtj_trainer.artifacts.growing import COSTLY_SHARE, State, state_of
 from dtj_trainer.artifacts.growing_upload import GrowingUploader
 from dtj_trainer.artifacts.pass_errors import PassErrors
+from dtj_trainer.artifacts.refused_files import RefusedFiles
 from dtj_trainer.artifacts.store import ABSENT, Store
 from dtj_trainer.artifacts.upload_rules import Growing, Rule, Source
 
@@ -76,20 +77,22 @@ class FileUploader:
         self._named: dict[Path, dict[Path, State]] = {}
         """The files of each folder whose manifest is uploaded, as that manifest describes them."""
         self._torn: set[Path] = set()
+        self.refused = RefusedFiles(clock.monotonic)
         self._lock = threading.Lock()
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
         """Upload what is due. After the program's end every file is due, except `unbroken` files that changed shortly
         before the program was killed.
 
-        Returns True when nothing is left to upload at this moment. A key that the store refuses does not prevent the
-        upload of other files; the pass raises the S3Error at its end. A transient error ends the pass over that
-        source, and the pass continues with the other sources. A source that a later attempt has taken over is skipped
+        Returns True when nothing is left to upload at this moment. A file that the store refuses for a lasting reason
+        is among `refused`, and does not prevent the upload of other files. Of an essential source, the refusal is an
+        error too. Another error ends the pass over that source, and the pass goes on with the other sources. The pass
+        raises the worst error at its end. A source that a later attempt has taken over is skipped
         without an error, because the other sources still belong to this pod.
         """
         over = ended or died_ns is not None
         self.store.uploads.abort_changed()
-        errors = PassErrors()
+        errors = PassErrors(self.refused)
         growing = [source for source in self.sources if isinstance(source.rule, Growing)]
         all_done = self._growing.upload(growing, self._names, errors, over=over)
         for source in self.sources:
@@ -116,6 +119,8 @@ class FileUploader:
         for path, key in files:
             if errors.over(source):
                 break
+            if errors.waits(path) and not over:
+                continue
             with errors.of(source, path):
                 done &= self._consider(source, rule, path, key, over, died_ns)
         if manifest and files:
@@ -169,6 +174,7 @@ class FileUploader:
             if known.changed_at_end == TRIES_AT_END:
                 log.warning("%s is kept as it was: it changes although the program has ended", path)
             return known.changed_at_end >= TRIES_AT_END
+        self.refused.accepted(path)
         known.uploaded = state
         known.uploaded_at = self._clock.monotonic()
         known.duration = known.uploaded_at - started

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.fence import Superseded
-from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.s3 import RefusedKey, S3Error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from dtj_trainer.artifacts.refused_files import RefusedFiles
     from dtj_trainer.artifacts.upload_rules import Source
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 class PassErrors:
     """The errors of one pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, refused: RefusedFiles) -> None:
+        self._refused = refused
         self._errors: list[S3Error] = []
         self._over: set[Source] = set()
 
@@ -32,25 +33,49 @@ class PassErrors:
 
         path: the file; by default that of the source. A file that was removed is not an error.
         """
+        path = path or source.path
         try:
             yield
         except Superseded:  # The other sources still belong to this pod.
             self._over.add(source)
-        except S3Error as error:
+        except RefusedKey as error:
+            self._refuse(source, path, error)
+        except S3Error as error:  # With the bucket down, each file would wait for its timeout.
+            self._over.add(source)
             self._errors.append(error)
-            if error.transient:  # With the bucket down, each file would wait for its timeout.
-                self._over.add(source)
         except FileNotFoundError as error:
             log.debug("a file of %s was not uploaded: %s", source.path, error)
-        except (OSError, UnicodeError) as error:
-            name = ascii(os.fspath(path or source.path))
-            self._errors.append(S3Error(f"{name} can't be uploaded: {error}", transient=False))
+        except UnicodeError:
+            self._refuse(source, path, RefusedKey("its name is not UTF-8, as keys are"))
+        except OSError as error:
+            self._refuse(source, path, RefusedKey(error.strerror or repr(error)))
+
+    def _refuse(self, source: Source, path: Path, error: RefusedKey) -> None:
+        self._refused.add(path, str(error))
+        if source.essential:
+            self._errors.append(RefusedKey(f"{str(path)!a} is not uploaded: {error}"))
+
+    def refuses(self, path: Path) -> bool:
+        """Return whether a file was refused when it was tried last."""
+        return path in self._refused
+
+    def waits(self, path: Path) -> bool:
+        """Return whether a file was refused a short time ago."""
+        return self._refused.waits(path)
+
+    def accepted(self, path: Path) -> None:
+        """Note that a file was uploaded."""
+        self._refused.accepted(path)
 
     def over(self, source: Source) -> bool:
         """Return whether nothing more of a source can be uploaded in this pass."""
         return source in self._over
 
     def raise_worst(self) -> None:
-        """Raise an error of this pass if there is one; an error that is not transient takes precedence."""
+        """Raise an error of this pass if there is one; an error that is not transient takes precedence.
+
+        A file of a source that is not essential, and can't be uploaded for a lasting reason, makes no error: it is
+        among the refused files.
+        """
         if self._errors:
             raise min(self._errors, key=lambda error: error.transient)

@@ -59,7 +59,7 @@ def pod_sources(files: PodFiles, fence: Fence | None, metrics: Begin | None = No
     if files.part == "primary":
         sources += [
             Source(files.config_dir / contract.JOB_FILE, contract.JOB_FILE, ONCE, fence),
-            Source(root / contract.MODEL, contract.MODEL, MODEL, fence),
+            Source(root / contract.MODEL, contract.MODEL, MODEL, fence, essential=True),
             Source(root / contract.TRACKING_FILE, contract.TRACKING_FILE, TRACKING, fence),
         ]
     return sources

@@ -324,6 +324,8 @@ class PodSync:
             found["checkpoint"] = newest
         if self._checkpoints and self._checkpoints.held_up:
             found["heldUp"] = self._checkpoints.held_up
+        if self._files and self._files.refused.text:
+            found["notUploaded"] = self._files.refused.text
         if self._checkpoints and self._restored and not self._restored.manifest.of_save:
             # `checkpoints.save` leaves nothing incomplete. The content of a whole folder can be of no use.
             found["restored"] = {"attempt": self._settings.attempt, "uri": self._restored.uri}

@@ -91,6 +91,10 @@ class LastingS3Error(S3Error):
         super().__init__(sentence, transient=False)
 
 
+class RefusedKey(LastingS3Error):
+    """The bucket refuses a request about one key, for example by its policy. It may accept other keys."""
+
+
 class NoSuchKey(LastingS3Error):
     """The object does not exist, although its bucket answered."""
 
@@ -248,7 +252,7 @@ def explain(error: Exception, uri: str, environment: Environment | None = None) 
     if isinstance(error, failures.NoRegionError):
         return S3Error(f"no region for {uri}: set AWS_REGION", transient=False)
     if isinstance(error, failures.ParamValidationError):
-        return S3Error(f"S3 can't take {uri}: {error}", transient=False)
+        return RefusedKey(f"S3 can't take {uri}: {error}")
     if isinstance(error, failures.FlexibleChecksumError):
         return DamagedObject(f"{uri} is damaged (its checksum in the bucket differs)")
     if isinstance(error, failures.CredentialRetrievalError):
@@ -298,7 +302,7 @@ def _explain_answer(error: object, uri: str, bucket: str, where: str) -> S3Error
     if code in _TOKEN_CODES:
         return S3Error(f"the S3 session token for {uri} is expired or invalid ({code})", transient=False)
     if code in _DENIED_CODES:
-        return S3Error(f"access to {uri} at {where} is denied ({code})", transient=False)
+        return RefusedKey(f"access to {uri} at {where} is denied ({code})")
     if code in {"PermanentRedirect", "IllegalLocationConstraintException"}:
         return S3Error(f"the bucket {bucket} is in another region: set AWS_REGION ({code})", transient=False)
     sentence = f"S3 at {where} answered {status or ''} {code} for {uri}: {_first_line(error)}"
@@ -306,7 +310,9 @@ def _explain_answer(error: object, uri: str, bucket: str, where: str) -> S3Error
         return Changed(sentence)
     if status == HTTPStatus.NOT_IMPLEMENTED:
         return NotSupported(sentence)
-    return S3Error(sentence, transient=status >= 500 or status == 429 or code in TRANSIENT_CODES)
+    if status >= 500 or status == 429 or code in TRANSIENT_CODES:
+        return S3Error(sentence, transient=True)
+    return RefusedKey(sentence)
 
 
 @contextmanager

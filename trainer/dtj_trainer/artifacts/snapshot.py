@@ -44,6 +44,16 @@ class Due:
     alone: bool
 
 
+def ref_of(manifest: Manifest, uri: str) -> contract.CheckpointRef:
+    """Return what a pod's report says of a snapshot."""
+    found: contract.CheckpointRef = {"time": manifest.time, "uri": uri}
+    if manifest.step is not None:
+        found["step"] = manifest.step
+    if manifest.new:
+        found["new"] = list(manifest.new)
+    return found
+
+
 def new_number(step: int | None, claim: int, manifests: Iterable[Manifest]) -> int:
     """Return the number of the next snapshot: the step, unless that would not come after the claim's last number."""
     manifests = list(manifests)

@@ -107,6 +107,7 @@ class Source:
 
     `fence`: guards keys that attempts share; None means that the keys are this pod's own. `takes`: selects files of a
     folder by name. `begin`: where to continue a growing file; None when nothing is known of an earlier upload.
+    `essential`: without one of the files, the job has failed.
     """
 
     path: Path
@@ -115,6 +116,7 @@ class Source:
     fence: Fence | None = None
     takes: Callable[[str], bool] = any_name
     begin: Begin | None = None
+    essential: bool = False
 
     def files(self, names: FolderNames) -> Iterator[tuple[Path, str]]:
         """List the existing files with their keys, without hidden and temporary files."""

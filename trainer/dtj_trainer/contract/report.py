@@ -63,6 +63,8 @@ class Artifacts(TypedDict, total=False):
     restored: RestoredRef
     heldUp: str
     """What has held up the next checkpoint for minutes; absent: nothing."""
+    notUploaded: str
+    """The files that the bucket refuses, or that can't be read, with the reasons; absent: none."""
     model: str
     tensorboard: str
 

@@ -1,0 +1,60 @@
+"""Files that the bucket refuses or that can't be read: told once, tried seldom, and no reason for a job to fail."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 60.0
+MOST_FILES = 1000
+"""The program may make any number of files: only so many are told and remembered."""
+_MOST_NAMED, _MOST_CHARACTERS = 3, 300
+
+
+class RefusedFiles:
+    """The files that a pod could not upload for a lasting reason. For one thread; others may read `text`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns monotonic seconds."""
+        self._clock = clock
+        self._files: dict[Path, tuple[float, str]] = {}
+        self.text = ""
+        """The first of the files with the reasons, and the number of the others; empty: none."""
+
+    def add(self, path: Path, why: str) -> None:
+        """Note that a file was refused, and tell it in the log if that is new."""
+        told = path in self._files
+        if not told and len(self._files) >= MOST_FILES:
+            return
+        self._files[path] = (self._clock(), why)
+        if not told:
+            log.warning("%s is not uploaded: %s", ascii(os.fspath(path)), why)
+            self._describe()
+
+    def accepted(self, path: Path) -> None:
+        """Note that a file was uploaded."""
+        if self._files.pop(path, None):
+            log.info("%s is uploaded now", ascii(os.fspath(path)))
+            self._describe()
+
+    def waits(self, path: Path) -> bool:
+        """Return whether a refused file is not to be tried yet."""
+        if (refused := self._files.get(path)) is None:
+            return False
+        return self._clock() - refused[0] < RETRY_SECONDS
+
+    def __contains__(self, path: Path) -> bool:
+        return path in self._files
+
+    def _describe(self) -> None:
+        named = [f"{path.name!a}: {why}"[:_MOST_CHARACTERS] for path, (_, why) in self._files.items()]
+        more = len(named) - _MOST_NAMED
+        self.text = "; ".join(named[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
