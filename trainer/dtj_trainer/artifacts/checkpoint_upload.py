@@ -79,7 +79,7 @@ class CheckpointUploader:
         self._fence = fence
         self._keep, self._keep_every = keep, keep_every
         self._pictures = FolderPictures(folder, settle_seconds, program_runs)
-        self.note_torn = self._pictures.note_torn
+        self.note_torn, self.close = self._pictures.note_torn, self._pictures.close
         self._step_at = step_at
         self._index: CheckpointIndex | None = None
         self._done: set[Node] = set()

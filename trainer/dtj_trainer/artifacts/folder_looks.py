@@ -54,6 +54,10 @@ class FolderLooks:
         """Watch the existing folder."""
         self._watch.start()
 
+    def close(self) -> None:
+        """End the watch."""
+        self._watch.close()
+
     def look(self) -> Look:
         """Walk the folder: one `stat` for each path, and the start and the end of each changed file.
 

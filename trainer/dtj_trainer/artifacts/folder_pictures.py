@@ -52,6 +52,10 @@ class FolderPictures:
         """Watch the existing folder."""
         self._looks.start()
 
+    def close(self) -> None:
+        """End the watch."""
+        self._looks.close()
+
     @property
     def marks(self) -> Mapping[str, Mark]:
         """The marks of the folders of `checkpoints.save`, by the folders' names."""

@@ -47,18 +47,29 @@ class FolderWatch:
         self._folder = folder
         self._program_runs = program_runs
         self._seen: dict[str, EntryEvent] = {}
+        self._watched: tuple[int, int] | None = None
         self.ended = False
         """Whether the folder was removed."""
+        self._closed = False
 
     def start(self) -> None:
         """Watch the existing folder in the background. Without inotify, `last` always returns None.
 
         Call it again for a folder that was removed and made anew: the watch has ended with the former folder.
         """
+        if self._closed:
+            return
         self._seen, self.ended = {}, False
-        descriptor = _watch(self._folder)
-        if descriptor is not None:
+        self._watched = watched = _watch(self._folder)
+        if watched is not None:
+            descriptor, _ = watched
             threading.Thread(target=self._read, args=(descriptor,), name="watch", daemon=True).start()
+
+    def close(self) -> None:
+        """End the watch."""
+        self._closed = True
+        if self._watched is not None and not self.ended:
+            ctypes.CDLL(None).inotify_rm_watch(*self._watched)  # `_read` gets IN_IGNORED.
 
     def last(self, name: str) -> EntryEvent | None:
         """Return the last event of the entry; None when no event was seen."""
@@ -73,9 +84,9 @@ class FolderWatch:
             if any(mask & _CLOSE_WRITE for mask, _ in events) and not self._program_runs():
                 closed = EventKind.CLOSED_AT_END
             for mask, name in events:
-                if mask & _IGNORED:  # The folder was removed.
+                if mask & _IGNORED:  # The folder was removed, or the watch is closed.
+                    self.ended = not self._closed
                     os.close(descriptor)
-                    self.ended = True
                     return
                 self._note(mask, name, closed, now)
 
@@ -94,13 +105,13 @@ class FolderWatch:
             self._seen[name] = EntryEvent(EventKind.WRITTEN, now)
 
 
-def _watch(folder: Path) -> int | None:
-    """Return an inotify descriptor for the folder, or None where the kernel offers none (gVisor, no watch left)."""
+def _watch(folder: Path) -> tuple[int, int] | None:
+    """Return an inotify descriptor and its watch, or None where the kernel offers none (gVisor, no watch left)."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = libc.inotify_init1(os.O_CLOEXEC)
     mask = _MODIFY | _CLOSE_WRITE | _MOVED_TO | _CREATE | _MOVED_FROM | _DELETE
-    if descriptor >= 0 and libc.inotify_add_watch(descriptor, os.fsencode(folder), mask) >= 0:
-        return int(descriptor)
+    if descriptor >= 0 and (watch := libc.inotify_add_watch(descriptor, os.fsencode(folder), mask)) >= 0:
+        return int(descriptor), int(watch)
     log.info("%s can't be watched: %s", folder, os.strerror(ctypes.get_errno()))
     if descriptor >= 0:
         os.close(descriptor)

@@ -96,7 +96,7 @@ class PodFilesUploader:
         self._folder, self._job, self._store, self._pod = folder, job, store, pod
         self._claim_key, self._attempt, self._now = claim_key, attempt, now
         self._pictures = FolderPictures(folder, settle_seconds, program_runs)
-        self.note_torn = self._pictures.note_torn
+        self.note_torn, self.close = self._pictures.note_torn, self._pictures.close
         self._process = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()
         self.bytes_uploaded = 0

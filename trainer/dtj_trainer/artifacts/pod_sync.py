@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import time
@@ -17,7 +16,6 @@ from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_fetch import Near
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.history import HistoryWriter
-from dtj_trainer.artifacts.local_checkpoints import read_mark
 from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.pace import Pace
 from dtj_trainer.artifacts.peer_client import CheckpointPeers
@@ -31,6 +29,7 @@ from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.artifacts.stored_segments import restore_growing
 from dtj_trainer.artifacts.sync_loop import SyncLoop
 from dtj_trainer.artifacts.sync_settings import SyncSettings
+from dtj_trainer.artifacts.unuploaded import Unuploaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,6 +38,9 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.upload_rules import Begin
 
 log = logging.getLogger(__name__)
+
+CLOSING_SECONDS = 5.0
+"""Seconds to wait at the end for passes under way. None of them sends anything more."""
 
 CLAIM_KEYS = {"primary": contract.CLAIM_FILE, "evaluator": contract.EVALUATOR_CLAIM_FILE}
 """The evaluator restarts alone, so that its attempts differ from the chief's."""
@@ -73,6 +75,7 @@ class PodSync:
         self._parts: PartUploader | None = None
         self._pod_files: PodFilesUploader | None = None
         self._mirror: CheckpointMirror | None = None
+        self._mirroring: SyncLoop | None = None
         self._files: FileUploader | None = None
         self._loops: list[SyncLoop] = []
         self._step_at = step_at
@@ -80,9 +83,7 @@ class PodSync:
         self._died = False
         self._restored: Restored | None = None
         self._metrics_begin: Begin | None = None
-        self._known: set[str] = set()
-        """Names that were restored, on a pod that uploads no checkpoints."""
-        self._warned = False
+        self._unuploaded = Unuploaded(settings)
         self._server: PeerServer | None = None
 
     def make_folders(self) -> None:
@@ -188,7 +189,8 @@ class PodSync:
                 lineage=settings.lineage,
             )
             # The mirror is not in `_loops`, because `finish` must not wait for it.
-            SyncLoop("mirroring checkpoints", self._mirror.mirror_pass, POLL_SECONDS).start()
+            self._mirroring = SyncLoop("mirroring checkpoints", self._mirror.mirror_pass, POLL_SECONDS)
+            self._mirroring.start()
         else:
             self._upload_parts(self._store)
         for loop in self._loops:
@@ -206,7 +208,7 @@ class PodSync:
             pod=socket.gethostname(),
         )
         if self._restored:
-            self._known = {path.name for path in folder.iterdir()}
+            self._unuploaded.restored = {path.name for path in folder.iterdir()}
             self._parts.note_restored(self._restored.manifest)
         self._loops.append(
             SyncLoop("uploading parts of checkpoints", self._parts.upload_pass, beside_program=True)
@@ -236,28 +238,8 @@ class PodSync:
 
     def warn_of_unuploaded(self) -> None:
         """Warn once of artifacts on a pod that does not upload them."""
-        if self._settings.part == "primary" or self._store is None or self._warned:
-            return
-        root, settings = self._settings.root, self._settings
-        folders = [root / contract.MODEL]
-        if settings.part == "other":
-            folders += [root / contract.TENSORBOARD, *([] if settings.shards else [settings.checkpoints])]
-        for folder in folders:
-            with contextlib.suppress(OSError):  # A program may remove the folders themselves.
-                for path in folder.iterdir():
-                    if self._is_kept_here(path):
-                        self._warned = True
-                        log.warning(
-                            "%s is not uploaded: only the pod of rank 0 or of the chief uploads artifacts",
-                            path,
-                        )
-                        return
-
-    def _is_kept_here(self, path: Path) -> bool:
-        """Return whether the program wrote an artifact that no pod uploads."""
-        mark = read_mark(path)
-        part = mark is not None and mark.parts > 1
-        return not part and not path.name.startswith(".") and path.name not in self._known
+        if self._store:
+            self._unuploaded.warn()
 
     def program_died(self, at_ns: int) -> None:
         """Record that the program was killed at this wall-clock time. What was incomplete then stays incomplete."""
@@ -303,11 +285,20 @@ class PodSync:
         )
 
     def close(self) -> None:
-        """Stop uploads, and leave no parts of files in the bucket, because the process ends."""
+        """End uploads, servers and threads, and leave no parts of files in the bucket."""
+        loops = [*self._loops, *([self._mirroring] if self._mirroring else [])]
+        for loop in loops:
+            loop.stop()
         if self._store:
             self._store.uploads.close()
         if self._server:
             self._server.close()
+        for uploader in (self._checkpoints, self._pod_files):
+            if uploader:
+                uploader.close()
+        deadline = time.monotonic() + CLOSING_SECONDS
+        for loop in loops:
+            loop.join(max(deadline - time.monotonic(), 0))
 
     @property
     def superseded(self) -> Superseded | None:

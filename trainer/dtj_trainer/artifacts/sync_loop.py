@@ -52,7 +52,7 @@ class SyncLoop:
         number of calls that the last failed pass knew of."""
         self._answered = 0
         self._failed_after = 0
-        self._ended = False
+        self._ended = self._stopped = False
         self._died_ns: int | None = None
         self._error: S3Error | None = None
         self._failing_since = 0.0
@@ -63,6 +63,16 @@ class SyncLoop:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    def stop(self) -> None:
+        """Begin no more passes. A pass under way ends when it has sent what it sends."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the last pass after `stop`."""
+        self._thread.join(seconds)
 
     def program_died(self, died_ns: int) -> None:
         """Record that the program was killed at this wall-clock time; incomplete files are not uploaded."""
@@ -134,7 +144,7 @@ class SyncLoop:
         backoff = Backoff()
         while True:
             with self._changed:
-                if self._thread is not threading.current_thread():
+                if self._stopped or self._thread is not threading.current_thread():
                     return  # The next thread continues.
                 asked, ended = self._asked, self._ended
                 died_ns = None if ended else self._died_ns
@@ -162,7 +172,7 @@ class SyncLoop:
                     self._changed.notify_all()
                 if asked > self._answered:
                     delay = min(delay, FINISHING_DELAY_SECONDS)
-                if asked == self._asked and self._thread is threading.current_thread():
+                if asked == self._asked and self._thread is threading.current_thread() and not self._stopped:
                     self._changed.wait(delay)
 
     def _failed(self, error: S3Error, backoff: Backoff, asked: int) -> float:

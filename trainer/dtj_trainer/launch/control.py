@@ -8,11 +8,13 @@ final sync. A connection that breaks before the report of the end means that the
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -25,6 +27,7 @@ from dtj_trainer.contract.failure_class import FailureClass
 
 log = logging.getLogger(__name__)
 
+_PAUSE_SECONDS = 0.1
 _LONGEST_LINE_BYTES = 1024 * 1024
 
 
@@ -96,9 +99,22 @@ class ControlServer:
         """Serve in the background."""
         threading.Thread(target=self._serve, name="control", daemon=True).start()
 
+    def close(self) -> None:
+        """Accept no more connections."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
     def _serve(self) -> None:
         while True:
-            connection, _ = self._socket.accept()
+            try:
+                connection, _ = self._socket.accept()
+            except OSError as error:
+                if self._socket.fileno() < 0 or error.errno == errno.EINVAL:  # It is closed.
+                    return
+                log.warning("a rank's connection failed: %s", error)
+                time.sleep(_PAUSE_SECONDS)  # For example too many open files.
+                continue
             threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
 
     def _talk(self, connection: socket.socket) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -16,6 +15,8 @@ from dtj_trainer.artifacts.look import is_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+
+    from dtj_trainer.background import Background
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +43,16 @@ class FilesOutside:
         self._since_ns = time.time_ns()
         self._named: set[Path] = set()
 
-    def start(self) -> None:
-        """Look in a thread of its own until the process ends."""
-        threading.Thread(target=self._run, daemon=True).start()
+    def start(self, background: Background) -> None:
+        """Look in the background."""
 
-    def _run(self) -> None:
-        time.sleep(FIRST_SECONDS)
-        while True:
-            self.look()
-            time.sleep(EVERY_SECONDS)
+        def run() -> None:
+            pause = FIRST_SECONDS
+            while not background.wait(pause):
+                self.look()
+                pause = EVERY_SECONDS
+
+        background.start(run, "files outside")
 
     def look(self) -> None:
         """Name a file of each folder that has new large files and was not named before."""

@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dtj_trainer.launch.output import LastLines, LogFile, writer_to
-from dtj_trainer.launch.program import Program
+from dtj_trainer.launch.program import Program, ProgramEnd
 
 REMEMBERED_LINES = 200
 """Enough for the exceptions of a pod's ranks with their C++ frames, and torchrun's table after them."""
@@ -34,6 +34,7 @@ class LoggedProgram(Program):
         kept = LogFile(log, kept=rotated_logs)
         pass_on = writer_to(sys.stdout.fileno(), prefix.encode())
         self.last_lines = LastLines(REMEMBERED_LINES)
+        self._killing: list[threading.Timer] = []
 
         def on_line(line: bytes) -> None:
             kept.write(line)
@@ -46,7 +47,16 @@ class LoggedProgram(Program):
         """Ask the program by a signal to stop; kill it after `kill_after` seconds."""
         self.stop(number)
         if kill_after is not None:
-            threading.Timer(kill_after, self.kill).start()
+            self._killing.append(timer := threading.Timer(kill_after, self.kill))
+            timer.daemon = True
+            timer.start()
+
+    def wait(self, on_killed: Callable[[int], None] = lambda _: None) -> ProgramEnd:
+        """See `Program.wait`. Nothing of the program is left to kill afterwards."""
+        end = super().wait(on_killed)
+        for timer in self._killing:
+            timer.cancel()
+        return end
 
     def stop_by_signals(self, kill_after: float | None = None) -> None:
         """Forward SIGTERM and SIGINT to the program; kill it `kill_after` seconds later."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.pod_sync import PodSync
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sync_settings import SyncSettings
+from dtj_trainer.background import Background
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.contract.tracker import RunStatus
 from dtj_trainer.launch.accelerators import AcceleratorCheck
@@ -97,6 +97,8 @@ class Pod:
         self._sampler = Sampler(settings, self.programs.pids)
         self._settings = settings
         self._watch = ProgressWatch(settings.progress_file, self.phases)
+        self._background = Background()
+        self._server: StatusServer | None = None
         self._accelerators = AcceleratorCheck(settings.gpus, settings.gpu_resource)
         try:
             self._sync = PodSync(
@@ -118,9 +120,10 @@ class Pod:
             try:
                 # Under `dtj run`, nobody on the network of this machine is to ask.
                 host = "127.0.0.1" if self._settings.own_root else ""
-                StatusServer(
+                self._server = StatusServer(
                     self._settings.progress_port, self._served, self._metrics, self.stacks.ask, host
-                ).start()
+                )
+                self._server.start()
             except OSError as error:
                 log.warning("progress is not served on port %d: %s", self._settings.progress_port, error)
 
@@ -141,9 +144,9 @@ class Pod:
             self.phases.reached("restored")
         self._refuse_without_accelerator(wait=True)
         self._sync.start()
-        self._watch.start()
-        self._sampler.start()
-        threading.Thread(target=self._watch_for_unuploaded, daemon=True).start()
+        self._watch.start(self._background)
+        self._sampler.start(self._background)
+        self._background.start(self._watch_for_unuploaded, "unuploaded")
         self._watch_files_outside()
         self._tracking.begin()
 
@@ -156,7 +159,7 @@ class Pod:
         kept = [settings.checkpoints, *(settings.root / name for name in own)]
         kept += [settings.checkpoints_dir] if settings.checkpoints_dir else []
         elsewhere = Path(contract.ROOT) if settings.own_root else None
-        FilesOutside(lambda: self.programs.pids().values(), kept, elsewhere).start()
+        FilesOutside(lambda: self.programs.pids().values(), kept, elsewhere).start(self._background)
 
     def _refuse_without_accelerator(self, *, wait: bool) -> None:
         if fault := self._accelerators.fault(wait=wait):
@@ -229,8 +232,12 @@ class Pod:
         return self._sync.record_success(self._settings.pod.name, self.report())
 
     def close(self) -> None:
-        """Stop uploads and tracking, because the process ends."""
+        """End everything that this start of the programs began: threads, servers, uploads, the tracking process."""
+        if self._server:
+            self._server.close()
+        self.stacks.close()
         self._tracking.close()
+        self._background.close()
         self._sync.close()
 
     def _metrics(self) -> dict[str, float]:
@@ -259,8 +266,7 @@ class Pod:
         return values | self._sampler.gauges()
 
     def _watch_for_unuploaded(self) -> None:
-        wait = threading.Event()
-        while not wait.wait(UNUPLOADED_CHECK_SECONDS):
+        while not self._background.wait(UNUPLOADED_CHECK_SECONDS):
             self._sync.warn_of_unuploaded()
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from dtj_trainer import contract
 from dtj_trainer.contract.failure_class import FailureClass
@@ -67,18 +68,25 @@ class ProgramGroup:
         self._describe = describe
         self._ends: SimpleQueue[tuple[Member, ProgramEnd]] = SimpleQueue()
         self._expected = 0
+        self._handlers: dict[int, Any] = {}
+        """The handlers before `stop_by_signals`, by signal."""
         self.stop_signal: int | None = None
         """The signal that asked the pod to stop."""
 
     def stop_by_signals(self, kill_after: float) -> None:
-        """Forward SIGTERM and SIGINT to all programs; kill them `kill_after` seconds later."""
+        """Forward SIGTERM and SIGINT to all programs until `close`; kill them `kill_after` seconds later."""
 
         def stop(number: int, _: object) -> None:
             self.stop_signal = number
             self.stop_soon(number, kill_after)
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
+            self._handlers[number] = signal.signal(number, stop)
+
+    def close(self) -> None:
+        """Handle signals as before `stop_by_signals`."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     def stop_soon(self, number: int, kill_after: float) -> None:
         """Ask all programs by a signal to stop; kill them after `kill_after` seconds."""

@@ -8,6 +8,7 @@ from collections import deque
 from pathlib import Path
 
 from dtj_trainer import contract, progress
+from dtj_trainer.background import Background
 from dtj_trainer.launch.phases import PhaseLog
 
 SAMPLE_SECONDS = 0.5
@@ -23,9 +24,15 @@ class ProgressWatch:
         self._lock = threading.Lock()
         self._steps: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
 
-    def start(self) -> None:
-        """Start the sampling thread."""
-        threading.Thread(target=self._follow, name="progress", daemon=True).start()
+    def start(self, background: Background) -> None:
+        """Sample in the background."""
+
+        def follow() -> None:
+            self.now()
+            while not background.wait(SAMPLE_SECONDS):
+                self.now()
+
+        background.start(follow, "progress")
 
     def now(self) -> contract.Progress:
         """Return the current progress, and take a sample."""
@@ -47,8 +54,3 @@ class ProgressWatch:
                 return None
             earlier = [step for seen, step in self._steps if seen <= time_ns]
             return earlier[-1] if earlier else self._steps[0][1]
-
-    def _follow(self) -> None:
-        while True:
-            self.now()
-            time.sleep(SAMPLE_SECONDS)

@@ -15,6 +15,7 @@ from dtj_trainer import contract
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.data_ahead import begin_staging
 from dtj_trainer.launch.descendants import end_descendants
+from dtj_trainer.launch.earlier_logs import set_aside_earlier
 from dtj_trainer.launch.failure import (
     cut_off,
     forget_failures,
@@ -36,7 +37,7 @@ from dtj_trainer.launch.program_group import KILL_SECONDS, Ended, Member, Progra
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.silent_servers import silent_servers
 from dtj_trainer.launch.start_barrier import PortTaken, StartBarrier
-from dtj_trainer.launch.termination import RankExit, write_termination
+from dtj_trainer.launch.termination import RankExit, forget_termination, write_termination
 from dtj_trainer.launch.torch_failure import explain
 from dtj_trainer.launch.torch_ranks import rank_log, rank_members
 from dtj_trainer.launch.tracker_variables import tracker_variables
@@ -69,8 +70,19 @@ class Replica:
         """Run the programs to their end, then upload their artifacts; return the exit code."""
         for member in self._members:
             forget_failures(member.settings)
+        forget_termination(self._settings.termination_log)
         try:
             pod = Pod(self._settings, log_names=self._log_names, on_superseded=self._stop_programs)
+        except ArtifactsUnavailable as error:
+            return self._report_exit(unavailable(self._settings, str(error), error.cause))
+        try:
+            return self._run_in(pod)
+        finally:
+            self._group.close()
+            pod.close()
+
+    def _run_in(self, pod: Pod) -> int:
+        try:
             pod.prepare()
             begin_staging(self._settings)
             barrier = self._start_barrier(pod)
@@ -92,10 +104,7 @@ class Replica:
         if check:
             check.stop()
         pod.phases.reached("programEnded")
-        try:
-            return self._ended(pod, ended, check.fault if check else None)
-        finally:
-            pod.close()
+        return self._ended(pod, ended, check.fault if check else None)
 
     def _start_barrier(self, pod: Pod) -> StartBarrier | None:
         if self._settings.start_barrier is None:
@@ -221,6 +230,7 @@ class Replica:
 
 def run_replica(settings: Settings, command: Sequence[str]) -> int:
     """Run a replica's program. The exit code is the program's."""
+    set_aside_earlier(settings.root)
     variables = {}
     if settings.pod.slots:
         # The command starts the ranks. RANK says which pod this is, as torchrun's --node-rank.
@@ -235,5 +245,6 @@ def run_replica(settings: Settings, command: Sequence[str]) -> int:
 
 def run_ranks(settings: Settings, command: Sequence[str]) -> int:
     """Run the program once for each rank of the pod. The exit code is that of the first rank that failed."""
+    set_aside_earlier(settings.root)
     members = rank_members(settings, command)
     return Replica(settings, members, [rank_log(rank) for rank in settings.pod.ranks]).run()

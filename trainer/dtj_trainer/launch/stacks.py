@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import signal
@@ -44,6 +45,14 @@ class Stacks:
         self._dump_at = -INTERVAL_SECONDS
         """When the newest dump started, or will start."""
         self._count = 0
+        self._dump: threading.Timer | None = None
+
+    def close(self) -> None:
+        """Begin no more dumps."""
+        with self._lock:
+            self._dump_at = math.inf
+            if self._dump:
+                self._dump.cancel()
 
     def ask(self) -> None:
         """Write the stacks of all programs in the background: now, or an interval after the last dump.
@@ -57,7 +66,7 @@ class Stacks:
             interval = INTERVAL_SECONDS if self._count < MANY else INTERVAL_AFTER_MANY_SECONDS
             self._dump_at = max(now, self._dump_at + interval)
             self._count += 1
-            dump = threading.Timer(self._dump_at - now, self._write_all, [self._count])
+            dump = self._dump = threading.Timer(self._dump_at - now, self._write_all, [self._count])
         dump.daemon = True
         dump.start()
 

@@ -39,6 +39,10 @@ class StatusServer:
         """Serve in the background."""
         self._server.start()
 
+    def close(self) -> None:
+        """Accept no more connections."""
+        self._server.close()
+
     def _answer(self, connection: socket.socket, request: bytes, _: object) -> None:
         match = _REQUEST.match(request)
         asked = (match[1].decode(), match[2].decode()) if match else None

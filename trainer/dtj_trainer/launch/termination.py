@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -82,6 +83,13 @@ def _size(message: contract.Termination) -> int:
 def encode(message: contract.Termination) -> bytes:
     """Encode the message as the kubelet reads it."""
     return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
+def forget_termination(path: Path) -> None:
+    """Empty the message of an earlier start: it must not speak for this one if this process is killed."""
+    with suppress(OSError):
+        if path.stat().st_size:
+            path.write_bytes(b"")
 
 
 def write_termination(path: Path, message: contract.Termination) -> None:

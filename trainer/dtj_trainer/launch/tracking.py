@@ -51,7 +51,8 @@ class Tracking:
         self._writing = threading.Lock()
         self._known = threading.Event()
         """Set when the run is known, or not to be waited for."""
-        self._ended = False
+        self._over = threading.Event()
+        """Set when the process is to end."""
 
     def start(self) -> None:
         """Start the tracking process. Call this in the main thread: the process ends with the calling thread."""
@@ -98,9 +99,9 @@ class Tracking:
     def end(self, status: RunStatus, *, stopped: bool = False) -> None:
         """Wait for the last metrics, for seconds only; later calls do nothing. status: MLflow's status of the run."""
         process = self._process
-        if process is None or self._ended:
+        if process is None or self._over.is_set():
             return
-        self._ended = True
+        self._over.set()
         began = time.monotonic()
         # A process that does not read must not hold up this thread.
         last = threading.Thread(target=self._send_last, args=(status,), daemon=True)
@@ -120,9 +121,18 @@ class Tracking:
 
     def close(self) -> None:
         """End the process at once."""
-        if self._process is not None and self._process.poll() is None:
+        self._over.set()
+        if self._process is None:
+            return
+        if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if (
+                stream and not self._writing.locked()
+            ):  # A writer of a full pipe has it until the process has ended.
+                with contextlib.suppress(OSError):
+                    stream.close()
 
     @property
     def _run_file(self) -> Path:
@@ -160,7 +170,7 @@ class Tracking:
                 elif "state" in message:
                     _write(self._settings.root / contract.TRACKING_FILE, message["state"])
         self._known.set()
-        if not self._ended:
+        if not self._over.is_set():
             log.warning("the tracking process has ended; the training goes on without it")
 
     def _keep_run(self, run: str) -> None:
@@ -169,11 +179,11 @@ class Tracking:
 
     def _follow_artifacts(self) -> None:
         told: contract.Artifacts = {}
-        while not self._ended:
+        while not self._over.is_set():
             if (now := self._artifacts()) != told:
                 told = now
                 self._send({"artifacts": now})
-            time.sleep(_ARTIFACTS_SECONDS)
+            self._over.wait(_ARTIFACTS_SECONDS)
 
 
 def _write(path: Path, content: object) -> None:

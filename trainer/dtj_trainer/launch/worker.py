@@ -12,11 +12,12 @@ from dtj_trainer import contract
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.control import ControlServer
 from dtj_trainer.launch.data_ahead import begin_staging
+from dtj_trainer.launch.earlier_logs import set_aside_earlier
 from dtj_trainer.launch.pod import LOG_SYNC_SECONDS, ArtifactsUnavailable, Pod, stop_sync_seconds
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.sshd import Sshd, SshdMissing
 from dtj_trainer.launch.supervisor import RankSupervisor
-from dtj_trainer.launch.termination import write_termination
+from dtj_trainer.launch.termination import forget_termination, write_termination
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +34,27 @@ class Worker:
     def run(self) -> int:
         """Serve until SIGTERM, then upload what is left; return the exit code."""
         settings = self._settings
+        set_aside_earlier(settings.root)
+        forget_termination(settings.termination_log)
         try:
             pod = Pod(settings, log_names=None)
         except ArtifactsUnavailable as error:
             return self._fail(error.cause, str(error), contract.EXIT_UNAVAILABLE)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        supervisor = RankSupervisor(pod)
         try:
-            return self._serve(pod)
+            pod.prepare()
+            with contextlib.closing(ControlServer(settings.control_socket, supervisor)) as control:
+                control.start()
+                return self._serve(pod, supervisor)
         finally:
             pod.close()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
-    def _serve(self, pod: Pod) -> int:
+    def _serve(self, pod: Pod, supervisor: RankSupervisor) -> int:
         settings = self._settings
-        pod.prepare()
         begin_staging(settings)
-        supervisor = RankSupervisor(pod)
-        ControlServer(settings.control_socket, supervisor).start()
         sshd: Sshd | None = None
         try:
             if not settings.ssh_after_restore:

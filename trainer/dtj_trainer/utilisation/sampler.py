@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.background_priority import run_in_background
+from dtj_trainer.background import Background
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.utilisation.figures import Sample, gauges, pause, sample, totals
 from dtj_trainer.utilisation.readings import Reading
@@ -33,9 +33,9 @@ class Sampler:
         self._first_at: float | None = None
         self._latest: Sample | None = None
 
-    def start(self) -> None:
-        """Start to sample in the background."""
-        threading.Thread(target=self._follow, name="utilisation", daemon=True).start()
+    def start(self, background: Background) -> None:
+        """Sample in the background."""
+        background.start(lambda: self._follow(background), "utilisation")
 
     def gauges(self) -> dict[str, float]:
         """Return the latest sample as Prometheus' gauges; empty while no program runs."""
@@ -62,7 +62,7 @@ class Sampler:
             keep(latest, age)
         return pause(age, time.thread_time() - began)
 
-    def _follow(self) -> None:
+    def _follow(self, background: Background) -> None:
         run_in_background()
         # Imported here, because an image may have dtj_trainer without psutil.
         try:
@@ -72,5 +72,5 @@ class Sampler:
             return
         settings = self._settings
         sources, recorder = Sources(settings), Recorder(settings.root, settings.pod.name, settings.attempt)
-        while True:
-            time.sleep(self.look(sources.read, recorder.add))
+        while not background.wait(self.look(sources.read, recorder.add)):
+            pass
