@@ -307,8 +307,8 @@ def test_newest_lines_are_kept():
 
 def test_last_lines_skip_empty_ones():
     lines = LastLines(2)
-    for line in ("a", "", "b", "   ", "c"):
-        lines.add(line)
+    lines.add(b"a\n\nb\n")
+    lines.add(b"   \nc\n\n")
     assert lines.lines() == ["b", "c"]
 
 
