@@ -83,6 +83,21 @@ def test_where_programs_get_no_workspace_of_their_own_the_run_says_so_before_it_
     )
 
 
+def test_no_run_starts_beside_processes_that_can_not_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Runs(tmp_path).run("stub", "default")
+    run.folder.mkdir(parents=True)
+    (run.folder / "kept").touch()
+    monkeypatch.setattr(runner, "marked", lambda *_: [7, 8])
+    monkeypatch.setattr(runner, "end_marked", lambda *_: [8])
+    job = read_job_file(FILE, "job.yaml").jobs[0].job
+    assert job
+    with pytest.raises(Unusable, match="processes of an earlier run of stub can't be ended: 8"):
+        runner.run_job(job, Mock(), home=tmp_path)
+    assert (run.folder / "kept").exists()
+
+
 def test_ctrl_c_before_there_is_a_replica_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
