@@ -72,6 +72,17 @@ class LocalCluster:
         """Return the names of the pods that have not ended."""
         return sorted(pod.name for pod in self._pods.values() if not pod.ended)
 
+    @property
+    def failures(self) -> list[str]:
+        """Return the failures that the pods have reported, also those of pods that have not ended."""
+        return [failure for pod in self._pods.values() if (failure := pod.failure)]
+
+    def store_again(self) -> None:
+        """Store the job after the disk was full."""
+        self.fault = None
+        with self._disk():
+            self._run.write(self._manifest)
+
     def suspend(self) -> None:
         """Set runPolicy.suspend. The operator then ends the pods, whose programs save checkpoints."""
         spec = self._manifest["spec"]

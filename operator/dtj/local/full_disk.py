@@ -25,19 +25,19 @@ class DiskWatch:
         self._clock = clock
         self._full_since: float | None = None
 
-    def is_full(self) -> bool:
-        """Return whether the disk has been full for PATIENCE_SECONDS. Call it often."""
+    def full_seconds(self) -> float | None:
+        """Return for how long the disk has been full; None if it has space. Call it often."""
         free = free_bytes(self.folder)
         if free >= LEAST_BYTES:
             self._full_since = None
-            return False
+            return None
         if self._full_since is None:
             self._full_since = self._clock()
             self._tell(
-                f"the disk of {self.folder} is full, {free} bytes are free: the run ends unless there is space within "
-                f"{PATIENCE_SECONDS:.0f} s"
+                f"the disk of {self.folder} is full, {free} bytes are free: the run ends unless there is space "
+                f"within {PATIENCE_SECONDS:.0f} s"
             )
-        return self._clock() - self._full_since >= PATIENCE_SECONDS
+        return self._clock() - self._full_since
 
 
 def free_bytes(folder: Path) -> int:

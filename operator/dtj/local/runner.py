@@ -20,6 +20,7 @@ from dtj.api.job import Job, Manifest, read_job, written
 from dtj.api.status import JobStatus, Phase
 from dtj.api.strategies import RULES
 from dtj.local.cluster import LocalCluster
+from dtj.local.full_disk import PATIENCE_SECONDS, DiskWatch, free_bytes
 from dtj.local.guard import STOP_SECONDS, Guard
 from dtj.local.machine import check_machine, free_ports, gpus, share_gpus, without_own_root
 from dtj.local.output import follow_outputs
@@ -113,7 +114,7 @@ def run_job(
                 watcher.note(note)
             guard = Guard(ENV_RUN, place.mark, run.folder, (*store.descriptors, lock))
             try:
-                return asyncio.run(_Drive(run, manifest, place, store, watcher).go())
+                return asyncio.run(_Drive(run, manifest, place, store, watcher, home).go())
             finally:
                 guard.release()
 
@@ -189,13 +190,16 @@ class _Drive:
     """One run, from its first pass to the end of its last process."""
 
     def __init__(
-        self, run: Run, manifest: Manifest, place: Place, store: ChosenStore, watcher: Watcher
+        self, run: Run, manifest: Manifest, place: Place, store: ChosenStore, watcher: Watcher, home: Path
     ) -> None:
         self._run, self._place, self._watcher = run, place, watcher
         self._adopted = Adopted()
         self._cluster = LocalCluster(
             run, self._adopted, manifest, _machine_environment(store), _now, watcher.event
         )
+        stores = [home / "s3"] if store.descriptors else []
+        self._disks = [DiskWatch(folder, watcher.note) for folder in (run.folder, *stores)]
+        self._was_full = False
         self._interrupts = 0
 
     async def go(self) -> Outcome:
@@ -244,11 +248,7 @@ class _Drive:
     async def _to_the_end(self) -> None:
         reported: JobStatus | None = None
         while self._interrupts < 2:
-            if fault := self._cluster.fault:
-                raise DtjError(
-                    f"the run can't be stored in {self._run.folder}: {fault.strerror}",
-                    "free space on that disk, then `dtj run FILE --resume`",
-                )
+            self._check_disks()
             status = self._cluster.status
             if status != reported:
                 reported = status
@@ -260,6 +260,30 @@ class _Drive:
                 # End all pods, also with cleanPodPolicy None: no pod may outlive `dtj run`.
                 self._cluster.stop_pods()
             await asyncio.sleep(_LOOK_SECONDS)
+
+    def _check_disks(self) -> None:
+        """Raise DtjError if the run can't be stored, or if the store has had no space for a while.
+
+        Without space, the store takes no file, and replicas would try to upload for minutes.
+        """
+        full = {disk.folder: seconds for disk in self._disks if (seconds := disk.full_seconds()) is not None}
+        for folder, seconds in full.items():
+            if seconds >= PATIENCE_SECONDS:
+                raise self._disk_error(f"the disk of {folder} is full", folder)
+        if self._was_full and not full:
+            self._cluster.store_again()
+        self._was_full = bool(full)
+        if (fault := self._cluster.fault) and not full:
+            folder = self._run.folder
+            raise self._disk_error(f"the run can't be stored in {folder}: {fault.strerror}", folder)
+
+    def _disk_error(self, what: str, folder: Path) -> DtjError:
+        """Return the error, with the failures that replicas have reported."""
+        failures = "".join(f"; {failure}" for failure in self._cluster.failures)
+        return DtjError(
+            f"{what} ({free_bytes(folder)} bytes are free there){failures}",
+            "free space on that disk, then `dtj run FILE --resume`; or set DTJ_HOME to a folder on another disk",
+        )
 
     def _interrupted(self) -> None:
         self._interrupts += 1

@@ -27,7 +27,7 @@ from dtj.api.job_file import read_job_file
 from dtj.cli.main import app
 from dtj.cli.run import _resume_command
 from dtj.cli.run_view import RunView
-from dtj.local import machine, runner, store_keeper
+from dtj.local import full_disk, machine, runner, store_keeper
 from dtj.local.output import _Tail, follow_outputs
 from dtj.local.runs import Run, Runs, home
 from dtj.local.store_choice import ChosenStore, S3Store
@@ -55,8 +55,55 @@ def test_a_full_disk_ends_the_run_with_one_sentence(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Run, "write", full)
     job = read_job_file(FILE, "job.yaml").jobs[0].job
     assert job
-    with pytest.raises(DtjError, match=r"can't be stored in .*/stub: No space left on device"):
+    with pytest.raises(
+        DtjError, match=r"can't be stored in .*/stub: No space left on device \(\d+ bytes are free there\)"
+    ):
         runner.run_job(job, Mock(), home=tmp_path)
+
+
+def test_a_disk_that_becomes_full_is_told_at_once_and_counts_from_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    now, free = 100.0, full_disk.LEAST_BYTES
+    monkeypatch.setattr(full_disk, "free_bytes", lambda _: free)
+    watch = full_disk.DiskWatch(tmp_path, told.append, lambda: now)
+    assert watch.full_seconds() is None
+    assert told == []
+    free = 12
+    assert watch.full_seconds() == 0
+    assert told == [
+        f"the disk of {tmp_path} is full, 12 bytes are free: the run ends unless there is space within 10 s"
+    ]
+    now += 9
+    assert watch.full_seconds() == 9
+    free = full_disk.LEAST_BYTES
+    assert watch.full_seconds() is None
+    free = 0
+    assert watch.full_seconds() == 0
+    assert len(told) == 2
+
+
+def test_a_run_whose_disk_was_full_for_a_moment_goes_on_and_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def looks(drive: runner._Drive) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(full_disk, "free_bytes", lambda _: 0)
+            patch.setattr(Run, "write", full)
+            drive._cluster.suspend()
+            drive._check_disks()
+        assert not drive._run.job.spec.run_policy.suspend
+        drive._check_disks()
+        assert drive._run.job.spec.run_policy.suspend
+
+    monkeypatch.setattr(runner._Drive, "_to_the_end", looks)
+    job = read_job_file(FILE, "job.yaml").jobs[0].job
+    assert job
+    runner.run_job(job, Mock(), home=tmp_path)
 
 
 @pytest.mark.parametrize("fault", ["this user may make no mount namespace (Operation not permitted)", ""])

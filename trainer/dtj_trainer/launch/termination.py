@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import cast
 
@@ -88,6 +89,10 @@ def write_termination(path: Path, message: contract.Termination) -> None:
     """Write the container's termination message. An unwritable path causes only a warning."""
     content = encode(fitted_to(message, contract.TERMINATION_MESSAGE_BYTES))
     try:
-        path.write_bytes(content)
+        # Truncate the file only after the write: `dtj run` made it as large as a message, and its disk may be full.
+        with open(path, "wb", opener=lambda name, flags: os.open(name, flags & ~os.O_TRUNC, 0o666)) as file:
+            file.write(content)
+            if file.seekable():
+                file.truncate()
     except OSError as error:
         log.warning("the termination message could not be written: %s", error)
