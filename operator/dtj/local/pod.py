@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Manifest
+from dtj.local.output_file import limit_space
 from dtj.local.plan import LOOPBACK
 from dtj.local.processes import in_sessions, kill_session, send
 from dtj.local.runs import OUTPUT_FILE
@@ -89,6 +90,7 @@ class LocalPod:
         """Update the state. Return whether the state changed."""
         if self._exit is not None or self._process is None:
             return False
+        limit_space(self._folder / OUTPUT_FILE)
         code = self._process.poll()
         if code is not None:
             # In a container, no process outlives the first one.

@@ -3,15 +3,19 @@
 * a full disk, and a home that cannot be written
 * Ctrl-C before the first replica runs
 * variables of another job in the shell
-* output without line ends, and of several replicas
+* output without line ends, of several replicas, and more than the disk is to keep
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import subprocess
+import sys
+import time
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -27,10 +31,12 @@ from dtj.api.job_file import read_job_file
 from dtj.cli.main import app
 from dtj.cli.run import _resume_command
 from dtj.cli.run_view import RunView
-from dtj.local import full_disk, machine, runner, store_keeper
+from dtj.local import full_disk, machine, output_file, runner, store_keeper
 from dtj.local.output import _Tail, follow_outputs
+from dtj.local.pod import LocalPod
 from dtj.local.runs import Run, Runs, home
 from dtj.local.store_choice import ChosenStore, S3Store
+from tests.patience import PATIENCE
 
 FILE = """
 apiVersion: dtj.dev/v1alpha1
@@ -226,6 +232,61 @@ def test_bytes_without_any_end_of_line_are_told_in_pieces(tmp_path: Path) -> Non
     pieces = [line for _ in range(4) for line in tail.lines(file)] + tail.rest()
     assert sum(map(len, pieces)) == 200_000
     assert max(map(len, pieces)) <= 64 * 1024
+
+
+PRINTS = """
+import pathlib, sys, time
+for number in range(60_000):
+    print(f"{number:099}")
+sys.stdout.flush()
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+print("the end")
+"""
+
+
+def test_output_takes_limited_space_and_the_reader_skips_the_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_file, "ROTATE_BYTES", 1 << 20)
+    monkeypatch.setattr(output_file, "MOST_BYTES", 2 << 20)
+    file, go, tail = tmp_path / "output.log", tmp_path.with_suffix(".go"), _Tail(0)
+    pod = LocalPod(
+        {
+            "metadata": {"name": "stub-worker-0"},
+            "spec": {
+                "containers": [
+                    {
+                        "name": "trainer",
+                        "command": [sys.executable, "-c", PRINTS, str(go)],
+                        "env": [{"name": "DTJ_TERMINATION_LOG", "value": str(tmp_path / "termination.json")}],
+                    }
+                ]
+            },
+        },
+        tmp_path,
+        os.environ,
+        lambda: datetime.now(UTC),
+    )
+    deadline = time.monotonic() + 60 * PATIENCE
+    while file.stat().st_size < 6_000_000:
+        assert time.monotonic() < deadline
+        pod.check()
+    pod.check()
+    assert file.stat().st_size == 6_000_000, "the program goes on at the end"
+    assert file.stat().st_blocks * 512 <= 2 << 20
+
+    told = tail.lines(file)
+    while tail.behind:
+        told += tail.lines(file)
+    first = int(told[0])
+    assert 30_000 < first < 50_000
+    assert told == [f"{number:099}" for number in range(first, 60_000)]
+    go.touch()
+    while not pod.ended:
+        assert time.monotonic() < deadline
+        pod.check()
+    assert tail.lines(file) == ["the end"]
 
 
 async def test_the_output_of_fast_programs_is_shown_without_delay(
