@@ -191,9 +191,9 @@ class SimulatedPod:
     def _say(self, block: bytes) -> None:
         self.printed += len(block)
         begun = time.process_time()
-        for line in self._lines.take(block):
-            self.logged += len(line) + 1
-            self._log.write(line)
+        lines = self._lines.take(block)
+        self.logged += len(lines)
+        self._log.write(lines)
         self.cpu += time.process_time() - begun
 
 

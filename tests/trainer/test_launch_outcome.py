@@ -23,7 +23,7 @@ from dtj_trainer.launch.output import LastLines
 from dtj_trainer.launch.peers import Answer, HostfileError, PeersUnreachable, read_hosts, wait_for_peers
 from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.settings import SettingsError, read_settings
-from dtj_trainer.launch.termination import encode, fitted_to, marker_line, split_marker
+from dtj_trainer.launch.termination import encode, fitted_to, marker_line, split_marker, write_termination
 
 FAILED = ProgramEnd(1)
 
@@ -305,10 +305,17 @@ def test_newest_lines_are_kept():
     assert fitted_to({"lastLogLines": ["short"] * 20}, 4096)["lastLogLines"] == ["short"] * 20
 
 
+def test_a_message_takes_the_place_of_a_longer_one(tmp_path):
+    path = tmp_path / "termination.json"
+    for text in ("long" * 100, "short"):
+        write_termination(path, {"class": "X", "message": text})
+        assert json.loads(path.read_bytes()) == {"class": "X", "message": text}
+
+
 def test_last_lines_skip_empty_ones():
     lines = LastLines(2)
-    for line in ("a", "", "b", "   ", "c"):
-        lines.add(line)
+    lines.add(b"a\n\nb\n")
+    lines.add(b"   \nc\n\n")
     assert lines.lines() == ["b", "c"]
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import select
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +14,7 @@ import pytest
 from dtj_trainer.artifacts import rotation
 from dtj_trainer.artifacts.rotation import rotated, rotated_numbers
 from dtj_trainer.launch import output
-from dtj_trainer.launch.output import LONGEST_LINE_BYTES, PROGRESS_BAR_SECONDS, Lines, LogFile
+from dtj_trainer.launch.output import LONGEST_LINE_BYTES, PROGRESS_BAR_SECONDS, Lines, LogFile, writer_to
 
 
 class Clock:
@@ -21,8 +26,9 @@ class Clock:
 
 def lines_of(*blocks: bytes) -> list[bytes]:
     lines = Lines(Clock())
-    found = [line for block in blocks for line in lines.take(block)]
-    return [*found, *lines.end()]
+    text = b"".join([*map(lines.take, blocks), lines.end()])
+    assert text.endswith(b"\n")
+    return text[:-1].split(b"\n")
 
 
 @pytest.mark.parametrize(
@@ -53,13 +59,88 @@ def test_a_line_is_its_last_state_in_whatever_blocks_it_comes(text: bytes, expec
 def test_a_progress_bar_is_shown_now_and_then_and_at_its_end() -> None:
     clock = Clock()
     lines = Lines(clock)
-    shown: list[bytes] = []
+    shown = b""
     for tenth in range(600):
         clock.now = tenth / 10
         shown += lines.take(b"\r%3d/600 [01:00<02:00, 10.0it/s]" % tenth)
-    assert len(shown) == 60 / PROGRESS_BAR_SECONDS
+    assert shown.count(b"\n") == 60 / PROGRESS_BAR_SECONDS
     shown += lines.take(b"\r600/600\nTraceback:\n")
-    assert shown[-2:] == [b"600/600", b"Traceback:"]
+    assert shown.endswith(b"\n600/600\nTraceback:\n")
+
+
+def test_short_lines_go_on_together_in_pieces_that_the_kernel_does_not_divide() -> None:
+    lines = b"".join(b"%099d\n" % number for number in range(600))
+    reader, writer = os.pipe()
+    os.write(writer, lines + b"half a line")
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        complete, last = output.lines_of(pipe.fileno())
+    assert (complete, last) == (lines, b"half a line\n")
+
+    # Each write to such a socket is a message.
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        long_line = b"x" * 2 * select.PIPE_BUF + b"\n"
+        writer_to(ours.fileno(), b"[rank 0] ")(lines + long_line + b"end\n")
+        ours.shutdown(socket.SHUT_WR)
+        messages = list(iter(lambda: theirs.recv(3 * select.PIPE_BUF), b""))
+    assert b"".join(messages) == b"".join(b"[rank 0] " + line for line in [
+        *lines.splitlines(keepends=True), long_line, b"end\n",
+    ])  # fmt: skip
+    *short, long, end = messages
+    assert len(short) < 20, "of 600 lines"
+    assert max(map(len, short)) <= select.PIPE_BUF
+    assert all(message.endswith(b"\n") for message in messages)
+    assert (long, end) == (b"[rank 0] " + long_line, b"[rank 0] end\n")
+
+
+def test_a_terminal_gets_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, terminal = os.openpty()
+    try:
+        write = writer_to(terminal)
+        written: list[bytes] = []
+        monkeypatch.setattr(os, "write", lambda _, block: written.append(block) or len(block))
+        write(b"a\nbb\n\nccc\n")
+        assert written == [b"a\n", b"bb\n", b"\n", b"ccc\n"]
+    finally:
+        os.close(controller)
+        os.close(terminal)
+
+
+RANK = """
+import sys
+from dtj_trainer.launch.output import writer_to
+write = writer_to(1, f"[rank {sys.argv[1]}] ".encode())
+lines = (sys.argv[1].encode() * 99 + b"\\n") * 600
+print("ready", file=sys.stderr, flush=True)
+sys.stdin.read()
+for _ in range(20):
+    write(lines)
+"""
+
+
+def test_lines_of_several_processes_in_one_pipe_stay_whole() -> None:
+    reader, writer = os.pipe()
+    pipes = {"stdin": subprocess.PIPE, "stdout": writer, "stderr": subprocess.PIPE}
+    ranks = [subprocess.Popen([sys.executable, "-c", RANK, str(rank)], **pipes) for rank in range(3)]
+    os.close(writer)
+    for rank in ranks:
+        assert rank.stderr
+        assert rank.stderr.readline() == b"ready\n"
+    for rank in ranks:
+        assert rank.stdin
+        rank.stdin.close()
+    # The pipe is full most of the time, so that each rank waits in the middle of its lines.
+    text = b"".join(iter(lambda: os.read(reader, 1000), b""))
+    os.close(reader)
+    assert [rank.wait() for rank in ranks] == [0, 0, 0]
+    for rank in ranks:
+        assert rank.stderr
+        rank.stderr.close()
+    found = text.splitlines()
+    whole = [b"[rank %d] %s" % (rank, b"%d" % rank * 99) for rank in range(3)]
+    assert [found.count(line) for line in whole] == [12_000] * 3
+    assert len(found) == 36_000
 
 
 def test_a_log_is_rotated_and_keeps_so_many_former_files(
@@ -69,7 +150,7 @@ def test_a_log_is_rotated_and_keeps_so_many_former_files(
     log = LogFile(tmp_path / "logs" / "x.log", kept=2)
     lines = [b"%099d" % number for number in range(100)]
     for line in lines:
-        log.write(line)
+        log.write(line + b"\n")
     path = tmp_path / "logs" / "x.log"
     assert rotated_numbers(path) == [8, 9]
     files = [rotated(path, 8), rotated(path, 9), path]
@@ -86,12 +167,12 @@ def test_a_log_that_can_not_be_rotated_goes_on(tmp_path: Path, monkeypatch: pyte
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    log.write(b"1" * 90)
+    log.write(b"1" * 90 + b"\n")
     monkeypatch.setattr(Path, "rename", refuse)
-    log.write(b"2" * 90)
+    log.write(b"2" * 90 + b"\n")
     monkeypatch.setattr(Path, "rename", rename)
-    log.write(b"3" * 90)
-    log.write(b"4" * 90)
+    log.write(b"3" * 90 + b"\n")
+    log.write(b"4" * 90 + b"\n")
     found = [line for number in rotated_numbers(path) for line in rotated(path, number).read_bytes().split()]
     assert b"4" * 90 in path.read_bytes()
     assert b"1" * 90 in found

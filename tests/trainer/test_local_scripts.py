@@ -244,6 +244,38 @@ def test_a_module_that_is_missing_is_no_reason_for_a_retry(
     assert "No module named 'torhc'; a retry would fail too: add the module to the image" in output
 
 
+FILLS_THE_DISK = """
+with open("/dtj/checkpoints/state.bin", "wb") as state:
+    while True:
+        state.write(bytes(1 << 20))
+"""
+
+
+def test_a_run_that_fills_the_disk_of_its_store_ends_and_says_why(
+    start: Callable[..., DtjRun], tmp_path: Path
+) -> None:
+    file = write_job(
+        tmp_path,
+        "fills",
+        [sys.executable, "-c", FILLS_THE_DISK],
+        strategy="TorchDistributed",
+        runPolicy={"backoffLimit": 0},
+    )
+    mounts = ("unshare", "--map-root-user", "--mount", "sh", "-c")
+    mounted = f'mount -t tmpfs -o size=300m none {tmp_path / "home"} && exec "$@"'
+    (tmp_path / "home").mkdir()
+    if subprocess.run([*mounts, mounted, "sh", "true"], check=False).returncode != 0:
+        pytest.skip("needs the right to mount")
+    run = start(file, under=(*mounts, mounted, "sh"))
+    output = run.ended(1)
+    folder = tmp_path / "home/runs/default/fills"
+    assert re.search(rf"the disk of {folder} is full, \d+ bytes are free: the run ends unless", output)
+    error = output.replace("\n", " ")
+    assert re.search(rf"the disk of {folder} is full \(\d+ bytes are free there\)", error), output
+    assert "fills-worker-0: DiskFull: a disk is full: OSError: [Errno 28] No space left on device" in error
+    assert "set DTJ_HOME to a folder on another disk" in error
+
+
 @pytest.mark.torch
 def test_a_full_disk_is_called_one_where_torch_only_counts_its_bytes(
     start: Callable[..., DtjRun], tmp_path: Path, object_store: ObjectStore

@@ -14,6 +14,7 @@ from dtj.client.bucket_logs import bucket_log
 from dtj.client.log_source import Selection, file_line
 from dtj.client.store_environment import store_environment
 from dtj.client.views import read_event
+from dtj.local.output_file import text_from
 from dtj.local.runs import Run
 from dtj_trainer.artifacts.s3 import parse_s3_uri
 
@@ -105,11 +106,12 @@ class _Outputs:
 
     def _lines(self, replica: str, file: Path) -> Iterator[LogLine]:
         with file.open("rb") as opened:
-            opened.seek(self._read.get(replica, 0))
+            begin = text_from(opened, self._read.get(replica, 0))
+            opened.seek(begin)
             block = opened.read()
         # Leave an incomplete line for the next read.
         complete_lines = block[: block.rfind(b"\n") + 1]
-        self._read[replica] = self._read.get(replica, 0) + len(complete_lines)
+        self._read[replica] = begin + len(complete_lines)
         for text in complete_lines.decode(errors="replace").split("\n")[:-1]:
             line = file_line(text, replica)
             if self._selection.wants(line.source):

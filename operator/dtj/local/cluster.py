@@ -13,6 +13,7 @@ from dtj.api.job import Manifest, read_status
 from dtj.api.status import JobStatus
 from dtj.cluster.port import ApiError
 from dtj.local.pod import LocalPod
+from dtj.local.processes import Adopted
 from dtj.local.runs import Run
 from dtj.reconcile.patch import merged
 from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, OwnedRecord, controller_uid
@@ -27,6 +28,7 @@ class LocalCluster:
     def __init__(
         self,
         run: Run,
+        adopted: Adopted,
         manifest: Manifest,
         environment: Mapping[str, str],
         clock: Callable[[], datetime],
@@ -34,13 +36,15 @@ class LocalCluster:
     ) -> None:
         """Store the job on disk.
 
-        environment: variables of this machine for all processes. on_event: called with each Event object.
+        adopted: what is left of pods. environment: variables of this machine for all processes. on_event: called with
+        each Event object.
         """
         self.changed: Changed = lambda _: None
         """Called with the key of the job after each change."""
         self.fault: OSError | None = None
         """The error that prevented a write to the disk, if any."""
         self._run = run
+        self._adopted = adopted
         self._manifest = manifest
         self._environment = environment
         self._clock = clock
@@ -68,6 +72,17 @@ class LocalCluster:
         """Return the names of the pods that have not ended."""
         return sorted(pod.name for pod in self._pods.values() if not pod.ended)
 
+    @property
+    def failures(self) -> list[str]:
+        """Return the failures that the pods have reported, also those of pods that have not ended."""
+        return [failure for pod in self._pods.values() if (failure := pod.failure)]
+
+    def store_again(self) -> None:
+        """Store the job after the disk was full."""
+        self.fault = None
+        with self._disk():
+            self._run.write(self._manifest)
+
     def suspend(self) -> None:
         """Set runPolicy.suspend. The operator then ends the pods, whose programs save checkpoints."""
         spec = self._manifest["spec"]
@@ -86,6 +101,9 @@ class LocalCluster:
             await asyncio.sleep(_LOOK_SECONDS)
             # Use a thread: to kill the remaining processes of a pod may block for a moment.
             changed = await asyncio.to_thread(_changed, list(self._pods.values()))
+            if not self.alive:
+                # Do not use a thread: meanwhile the operator might create a pod.
+                self._adopted.kill()
             for pod in changed:
                 self._forget_if_gone(pod)
             if changed:

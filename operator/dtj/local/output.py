@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from dtj.local.output_file import text_from
 from dtj.local.runs import Run
 
 _LOOK_SECONDS = 0.2
@@ -25,6 +26,8 @@ class _Tail:
 
     def lines(self, file: Path) -> list[str]:
         with file.open("rb") as opened:
+            if (at := text_from(opened, self._at)) != self._at:
+                self._at, self._part = at, b""
             opened.seek(self._at)
             block = opened.read(_LONGEST_PIECE)
         self._at += len(block)

@@ -18,7 +18,7 @@ from dtj_trainer import contract
 
 LOOPBACK = "127.0.0.1"
 ENV_RUN = "DTJ_LOCAL_RUN"
-"""The variable that marks every process of a run, so that `end_marked` can end all of them."""
+"""The variable that marks every process of a run by the run's folder, so that `end_marked` can end all of them."""
 # Variables of Open MPI for hosts and ssh. A local run leaves them out, because all ranks run on this machine.
 _MPI_HOSTS = re.compile(r"OMPI_MCA_(orte|plm)_|PRTE_MCA_(prte|plm)_")
 # The volume of a cache is the cluster's.
@@ -33,7 +33,8 @@ class Place:
 
     run: Path
     """The folder of the run."""
-    run_id: str
+    mark: str
+    """The value of ENV_RUN."""
     ports: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """Port on loopback, by pod name and container port."""
     gpus: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -207,7 +208,7 @@ def _own_environment(pod: Manifest, place: Place, first: contract.PodInfo | None
         contract.ENV_CONFIG_DIR: str(place.config),
         contract.ENV_TERMINATION_LOG: str(place.root(info) / "termination.json"),
         "CUDA_VISIBLE_DEVICES": ",".join(place.gpus.get(name, ())),
-        ENV_RUN: place.run_id,
+        ENV_RUN: place.mark,
         # The replicas would share one port, and the disk.
         contract.ENV_RESTORE_PEERS: "false",
         # An empty port: the pod does not serve /progress.

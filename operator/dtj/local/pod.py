@@ -16,12 +16,14 @@ from pathlib import Path
 
 from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Manifest
+from dtj.local.output_file import limit_space
 from dtj.local.plan import LOOPBACK
 from dtj.local.processes import in_sessions, kill_session, send
 from dtj.local.runs import OUTPUT_FILE
 from dtj.plan.pods import trainer_container
 from dtj.reconcile.view import OwnedPod, controller_uid
 from dtj.status.pods import Exit, PodView
+from dtj.status.termination import read_termination
 from dtj.status.times import written_time
 from dtj_trainer import contract
 
@@ -56,12 +58,22 @@ class LocalPod:
         _empty(folder)
         output = folder / OUTPUT_FILE
         self._output_begin = output.stat().st_size if output.exists() else 0
+        # dtj-launch writes into this space, also if the program fills the disk.
+        self._termination_log.write_bytes(b" " * contract.TERMINATION_MESSAGE_BYTES)
         self._process = self._start({**environment, **self._env})
 
     @property
     def ended(self) -> bool:
         """Return whether the process and all its child processes have ended."""
         return self._exit is not None
+
+    @property
+    def failure(self) -> str | None:
+        """Return the failure that dtj-launch has reported, perhaps before the end of the process."""
+        report = read_termination(Exit(0, None, "", self._termination_message(0), None))
+        if report is None or "class" not in report:
+            return None
+        return f"{self.name}: {report['class']}: {report.get('message', '')}"
 
     @property
     def owned(self) -> OwnedPod:
@@ -78,6 +90,7 @@ class LocalPod:
         """Update the state. Return whether the state changed."""
         if self._exit is not None or self._process is None:
             return False
+        limit_space(self._folder / OUTPUT_FILE)
         code = self._process.poll()
         if code is not None:
             # In a container, no process outlives the first one.
@@ -135,7 +148,7 @@ class LocalPod:
     def _termination_message(self, code: int) -> str:
         """Return the termination message as with `terminationMessagePolicy: FallbackToLogsOnError`."""
         try:
-            message = Path(self._env[contract.ENV_TERMINATION_LOG]).read_bytes()
+            message = self._termination_log.read_bytes().strip()
         except OSError:
             message = b""
         if message or not code:
@@ -145,6 +158,10 @@ class LocalPod:
             output.seek(max(self._output_begin, size - _FALLBACK_BYTES))
             lines = output.read().decode(errors="replace").splitlines(keepends=True)
         return "".join(lines[-_FALLBACK_LINES:])
+
+    @property
+    def _termination_log(self) -> Path:
+        return Path(self._env[contract.ENV_TERMINATION_LOG])
 
     def _view(self) -> PodView:
         labels = self.manifest["metadata"]["labels"]

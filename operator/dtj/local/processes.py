@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 _POLL_SECONDS = 0.1
 # A process that survives SIGKILL for this many seconds hangs in the kernel. Nothing can end such a process.
 _HOPELESS_SECONDS = 30.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class _Stat(NamedTuple):
+    """A process. After a process has ended, its pid may name another process, which was started at another time."""
+
+    pid: int
+    started: int
+    parent: int
+    session: int
 
 
 def marked(variable: str, value: str) -> list[int]:
@@ -23,7 +35,7 @@ def marked(variable: str, value: str) -> list[int]:
 def in_sessions(sessions: Iterable[int]) -> list[int]:
     """Return the processes of these sessions, without zombies."""
     wanted = set(sessions)
-    return [pid for pid in _all() if _session(pid) in wanted]
+    return [process.pid for process in _running() if process.session in wanted]
 
 
 def is_alive(pid: int) -> bool:
@@ -38,27 +50,39 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def end_marked(variable: str, value: str, patience: float) -> None:
-    """End all processes that have this variable in their environment.
+def end_marked(variable: str, value: str, patience: float) -> list[int]:
+    """End all processes that have this variable in their environment, and all descendants of these processes.
 
     Send SIGTERM to the session leaders, and SIGKILL to all processes `patience` seconds later. Return when no such
-    process is left, or when a process survives SIGKILL.
+    process is left, or when a process survives SIGKILL. Return the processes that are left.
     """
     leaders = {pid for pid in marked(variable, value) if _session(pid) == pid}
     if patience:
         send(leaders, signal.SIGTERM)
     kill_from = time.monotonic() + patience
+    known: set[tuple[int, int]] = set()
+    left: list[int] = []
     found_none = False
     while time.monotonic() < kill_from + _HOPELESS_SECONDS:
-        # A process may have been started without the variable. Then its session identifies the process.
-        left = {*marked(variable, value), *in_sessions(leaders)}
+        # A process may have been started without the variable. Then its session, or a parent, identifies the process.
+        # A process whose parent has ended is known from an earlier search.
+        running, with_mark = _running(), {*marked(variable, value)}
+        found = {
+            each
+            for each in running
+            if each.pid in with_mark or each.session in leaders or (each.pid, each.started) in known
+        }
+        found |= _descendants(found, running)
+        known = {(each.pid, each.started) for each in found}
+        left = [each.pid for each in found if each.pid != os.getpid()]
         if not left and found_none:
-            return
+            return []
         # During an exec, /proc shows no environment of the process. Therefore two searches must find no process.
         found_none = not left
         if time.monotonic() >= kill_from:
             send(left, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
+    return sorted(left)
 
 
 def kill_session(leader: int) -> None:
@@ -67,6 +91,68 @@ def kill_session(leader: int) -> None:
     while (left := in_sessions([leader])) and time.monotonic() < deadline:
         send(left, signal.SIGKILL)
         time.sleep(0.01)
+
+
+class Adopted:
+    """Processes of a run whose parents have ended. The kernel gives them to this process.
+
+    No other mark is left on a process that has emptied its environment and left its session.
+    """
+
+    def __init__(self) -> None:
+        """Adopt processes from now on. Existing children of this process are not among them."""
+        self._others = {*_children()}
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def kill(self) -> list[int]:
+        """Kill the adopted processes, and return those that have not ended. Their children are adopted next.
+
+        Call it only while no process that this process has started since `__init__` is alive.
+        """
+        left = []
+        for pid in _children():
+            if pid not in self._others:
+                send([pid], signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+                left.append(pid)
+        return left
+
+    def kill_all(self) -> None:
+        """Kill the adopted processes until none is left, and adopt none any more."""
+        deadline = time.monotonic() + _HOPELESS_SECONDS
+        while self.kill() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _children() -> list[int]:
+    """Return the children of this process, including zombies."""
+    return [pid for pid in _all() if (stat := _fields(pid)) and int(stat[1]) == os.getpid()]
+
+
+def _descendants(of: Iterable[_Stat], running: Iterable[_Stat]) -> set[_Stat]:
+    """Return the processes among `running` that descend from the processes `of`."""
+    children: dict[int, list[_Stat]] = {}
+    for process in running:
+        children.setdefault(process.parent, []).append(process)
+    found: set[_Stat] = set()
+    parents = list(of)
+    while parents:
+        new = [child for child in children.get(parents.pop().pid, []) if child not in found]
+        found.update(new)
+        parents += new
+    return found
+
+
+def _running() -> list[_Stat]:
+    """Return all processes, without zombies."""
+    stats = ((pid, _fields(pid)) for pid in _all())
+    return [
+        _Stat(pid, int(stat[19]), int(stat[1]), int(stat[3]))
+        for pid, stat in stats
+        if stat and stat[0] != b"Z"
+    ]
 
 
 def _all() -> list[int]:
@@ -80,7 +166,12 @@ def _read(pid: int, name: str) -> bytes:
         return b""
 
 
+def _fields(pid: int) -> list[bytes]:
+    # The name in parentheses may contain any character. State, parent, process group and session follow; field 19 of
+    # these is the time of the start.
+    return _read(pid, "stat").rpartition(b")")[2].split()
+
+
 def _session(pid: int) -> int | None:
-    # The name in parentheses may contain any character. State, parent, process group and session follow.
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
-    return int(fields[3]) if len(fields) > 3 and fields[0] != b"Z" else None
+    fields = _fields(pid)
+    return int(fields[3]) if fields and fields[0] != b"Z" else None

@@ -20,11 +20,12 @@ from dtj.api.job import Job, Manifest, read_job, written
 from dtj.api.status import JobStatus, Phase
 from dtj.api.strategies import RULES
 from dtj.local.cluster import LocalCluster
-from dtj.local.guard import Guard
+from dtj.local.full_disk import PATIENCE_SECONDS, DiskWatch, free_bytes
+from dtj.local.guard import STOP_SECONDS, Guard
 from dtj.local.machine import check_machine, free_ports, gpus, share_gpus, without_own_root
 from dtj.local.output import follow_outputs
 from dtj.local.plan import ENV_RUN, Place, container_ports, left_out, local_plan, missing_variables
-from dtj.local.processes import end_marked
+from dtj.local.processes import Adopted, end_marked, marked
 from dtj.local.runs import ANNOTATION_S3, Run, Runs
 from dtj.local.store_choice import ChosenStore, S3Store, chosen_store
 from dtj.plan.job import plan_without_gang
@@ -104,14 +105,16 @@ def run_job(
         with chosen_store(job, s3, home, data, watcher.note) as store:
             manifest = _stored_manifest(job, stored, store)
             place = _place(read_job(manifest), run, store, watcher)
+            # The store is open again, so that processes of the earlier run can upload their last checkpoint.
+            _end_earlier(run, place.mark, watcher)
             if stored is None:
                 run.remove()
             run.folder.mkdir(parents=True, exist_ok=True)
             if note := without_own_root(run.folder):
                 watcher.note(note)
-            guard = Guard(ENV_RUN, place.run_id, run.folder, (*store.descriptors, lock))
+            guard = Guard(ENV_RUN, place.mark, run.folder, (*store.descriptors, lock))
             try:
-                return asyncio.run(_Drive(run, manifest, place, store, watcher).go())
+                return asyncio.run(_Drive(run, manifest, place, store, watcher, home).go())
             finally:
                 guard.release()
 
@@ -163,21 +166,40 @@ def _place(job: Job, run: Run, store: ChosenStore, watcher: Watcher) -> Place:
         watcher.note(note)
     return Place(
         run=run.folder,
-        run_id=uuid.uuid4().hex,
+        mark=str(run.folder.resolve()),
         gpus=share_gpus(job, plan, gpus()),
         environment=store.environment,
         secrets=secrets,
     )
 
 
+def _end_earlier(run: Run, mark: str, watcher: Watcher) -> None:
+    """End the processes of an earlier run of this name. They are left if its dtj and its guard were killed."""
+    if not (found := marked(ENV_RUN, mark)):
+        return
+    pids = ", ".join(map(str, sorted(found)))
+    watcher.note(f"processes of an earlier run of {run.name} were left, and are told to save and end: {pids}")
+    if left := end_marked(ENV_RUN, mark, STOP_SECONDS):
+        raise Unusable(
+            f"processes of an earlier run of {run.name} can't be ended: {', '.join(map(str, left))}",
+            "end them first, or give this run another name with --name",
+        )
+
+
 class _Drive:
     """One run, from its first pass to the end of its last process."""
 
     def __init__(
-        self, run: Run, manifest: Manifest, place: Place, store: ChosenStore, watcher: Watcher
+        self, run: Run, manifest: Manifest, place: Place, store: ChosenStore, watcher: Watcher, home: Path
     ) -> None:
         self._run, self._place, self._watcher = run, place, watcher
-        self._cluster = LocalCluster(run, manifest, _machine_environment(store), _now, watcher.event)
+        self._adopted = Adopted()
+        self._cluster = LocalCluster(
+            run, self._adopted, manifest, _machine_environment(store), _now, watcher.event
+        )
+        stores = [home / "s3"] if store.descriptors else []
+        self._disks = [DiskWatch(folder, watcher.note) for folder in (run.folder, *stores)]
+        self._was_full = False
         self._interrupts = 0
 
     async def go(self) -> Outcome:
@@ -204,11 +226,12 @@ class _Drive:
             await controller.stop()
             await progress.close()
             # After an interruption, processes of the run may still run. End all of them.
-            await asyncio.to_thread(end_marked, ENV_RUN, self._place.run_id, 0.0)
+            await asyncio.to_thread(end_marked, ENV_RUN, self._place.mark, 0.0)
             for task in (kubelet, outputs):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+            self._adopted.kill_all()
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
         status = cluster.status
@@ -225,11 +248,7 @@ class _Drive:
     async def _to_the_end(self) -> None:
         reported: JobStatus | None = None
         while self._interrupts < 2:
-            if fault := self._cluster.fault:
-                raise DtjError(
-                    f"the run can't be stored in {self._run.folder}: {fault.strerror}",
-                    "free space on that disk, then `dtj run FILE --resume`",
-                )
+            self._check_disks()
             status = self._cluster.status
             if status != reported:
                 reported = status
@@ -241,6 +260,30 @@ class _Drive:
                 # End all pods, also with cleanPodPolicy None: no pod may outlive `dtj run`.
                 self._cluster.stop_pods()
             await asyncio.sleep(_LOOK_SECONDS)
+
+    def _check_disks(self) -> None:
+        """Raise DtjError if the run can't be stored, or if the store has had no space for a while.
+
+        Without space, the store takes no file, and replicas would try to upload for minutes.
+        """
+        full = {disk.folder: seconds for disk in self._disks if (seconds := disk.full_seconds()) is not None}
+        for folder, seconds in full.items():
+            if seconds >= PATIENCE_SECONDS:
+                raise self._disk_error(f"the disk of {folder} is full", folder)
+        if self._was_full and not full:
+            self._cluster.store_again()
+        self._was_full = bool(full)
+        if (fault := self._cluster.fault) and not full:
+            folder = self._run.folder
+            raise self._disk_error(f"the run can't be stored in {folder}: {fault.strerror}", folder)
+
+    def _disk_error(self, what: str, folder: Path) -> DtjError:
+        """Return the error, with the failures that replicas have reported."""
+        failures = "".join(f"; {failure}" for failure in self._cluster.failures)
+        return DtjError(
+            f"{what} ({free_bytes(folder)} bytes are free there){failures}",
+            "free space on that disk, then `dtj run FILE --resume`; or set DTJ_HOME to a folder on another disk",
+        )
 
     def _interrupted(self) -> None:
         self._interrupts += 1

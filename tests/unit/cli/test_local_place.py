@@ -16,6 +16,7 @@ from dtj.api.errors import NotFound
 from dtj.cli.local_place import LocalPlace
 from dtj.cli.main import app
 from dtj.client import LogQuery
+from dtj.local import output_file
 from dtj.local.runs import ANNOTATION_S3, Run, Runs
 from dtj.status.events import Happening, event
 from dtj.status.times import written_time
@@ -124,6 +125,17 @@ def test_following_ends_with_the_run_and_waits_for_whole_lines(run: Run) -> None
             file.write("ep 2\n")
     following.join(60)
     assert seen == ["step 2", "step 2"]
+
+
+def test_lines_whose_space_was_released_are_skipped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_file, "ROTATE_BYTES", 1 << 16)
+    monkeypatch.setattr(output_file, "MOST_BYTES", 2 << 16)
+    log = run.folder / "worker-0" / "output.log"
+    log.write_text("".join(f"step {number}\n" for number in range(30_000)))
+    output_file.limit_space(log)
+    shown = [text for _, text in lines(run, role="worker", index=0)][2:]
+    assert 5_000 < len(shown) < 7_000
+    assert shown == [f"step {number}" for number in range(30_000 - len(shown), 30_000)]
 
 
 def test_a_run_without_artifacts_says_so(run: Run) -> None:

@@ -54,7 +54,7 @@ def example(name: str) -> Job:
 
 def place(plan: Plan, **given: Any) -> Place:
     ports = {wanted: 20000 + number for number, wanted in enumerate(container_ports(plan))}
-    return Place(**{"run": RUN, "run_id": "r1", "ports": ports, "environment": STORE, **given})
+    return Place(**{"run": RUN, "mark": "r1", "ports": ports, "environment": STORE, **given})
 
 
 def environments(plan: Plan) -> dict[str, dict[str, str]]:

@@ -3,15 +3,19 @@
 * a full disk, and a home that cannot be written
 * Ctrl-C before the first replica runs
 * variables of another job in the shell
-* output without line ends, and of several replicas
+* output without line ends, of several replicas, and more than the disk is to keep
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import subprocess
+import sys
+import time
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -27,10 +31,12 @@ from dtj.api.job_file import read_job_file
 from dtj.cli.main import app
 from dtj.cli.run import _resume_command
 from dtj.cli.run_view import RunView
-from dtj.local import machine, runner, store_keeper
+from dtj.local import full_disk, machine, output_file, runner, store_keeper
 from dtj.local.output import _Tail, follow_outputs
+from dtj.local.pod import LocalPod
 from dtj.local.runs import Run, Runs, home
 from dtj.local.store_choice import ChosenStore, S3Store
+from tests.patience import PATIENCE
 
 FILE = """
 apiVersion: dtj.dev/v1alpha1
@@ -55,8 +61,55 @@ def test_a_full_disk_ends_the_run_with_one_sentence(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Run, "write", full)
     job = read_job_file(FILE, "job.yaml").jobs[0].job
     assert job
-    with pytest.raises(DtjError, match=r"can't be stored in .*/stub: No space left on device"):
+    with pytest.raises(
+        DtjError, match=r"can't be stored in .*/stub: No space left on device \(\d+ bytes are free there\)"
+    ):
         runner.run_job(job, Mock(), home=tmp_path)
+
+
+def test_a_disk_that_becomes_full_is_told_at_once_and_counts_from_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    now, free = 100.0, full_disk.LEAST_BYTES
+    monkeypatch.setattr(full_disk, "free_bytes", lambda _: free)
+    watch = full_disk.DiskWatch(tmp_path, told.append, lambda: now)
+    assert watch.full_seconds() is None
+    assert told == []
+    free = 12
+    assert watch.full_seconds() == 0
+    assert told == [
+        f"the disk of {tmp_path} is full, 12 bytes are free: the run ends unless there is space within 10 s"
+    ]
+    now += 9
+    assert watch.full_seconds() == 9
+    free = full_disk.LEAST_BYTES
+    assert watch.full_seconds() is None
+    free = 0
+    assert watch.full_seconds() == 0
+    assert len(told) == 2
+
+
+def test_a_run_whose_disk_was_full_for_a_moment_goes_on_and_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def looks(drive: runner._Drive) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(full_disk, "free_bytes", lambda _: 0)
+            patch.setattr(Run, "write", full)
+            drive._cluster.suspend()
+            drive._check_disks()
+        assert not drive._run.job.spec.run_policy.suspend
+        drive._check_disks()
+        assert drive._run.job.spec.run_policy.suspend
+
+    monkeypatch.setattr(runner._Drive, "_to_the_end", looks)
+    job = read_job_file(FILE, "job.yaml").jobs[0].job
+    assert job
+    runner.run_job(job, Mock(), home=tmp_path)
 
 
 @pytest.mark.parametrize("fault", ["this user may make no mount namespace (Operation not permitted)", ""])
@@ -81,6 +134,21 @@ def test_where_programs_get_no_workspace_of_their_own_the_run_says_so_before_it_
     assert tried.call_args.args[0][-1] == str(tmp_path / "runs/default/stub"), (
         "it is tried where the workspaces are"
     )
+
+
+def test_no_run_starts_beside_processes_that_can_not_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Runs(tmp_path).run("stub", "default")
+    run.folder.mkdir(parents=True)
+    (run.folder / "kept").touch()
+    monkeypatch.setattr(runner, "marked", lambda *_: [7, 8])
+    monkeypatch.setattr(runner, "end_marked", lambda *_: [8])
+    job = read_job_file(FILE, "job.yaml").jobs[0].job
+    assert job
+    with pytest.raises(Unusable, match="processes of an earlier run of stub can't be ended: 8"):
+        runner.run_job(job, Mock(), home=tmp_path)
+    assert (run.folder / "kept").exists()
 
 
 def test_ctrl_c_before_there_is_a_replica_is_answered(
@@ -164,6 +232,61 @@ def test_bytes_without_any_end_of_line_are_told_in_pieces(tmp_path: Path) -> Non
     pieces = [line for _ in range(4) for line in tail.lines(file)] + tail.rest()
     assert sum(map(len, pieces)) == 200_000
     assert max(map(len, pieces)) <= 64 * 1024
+
+
+PRINTS = """
+import pathlib, sys, time
+for number in range(60_000):
+    print(f"{number:099}")
+sys.stdout.flush()
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+print("the end")
+"""
+
+
+def test_output_takes_limited_space_and_the_reader_skips_the_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_file, "ROTATE_BYTES", 1 << 20)
+    monkeypatch.setattr(output_file, "MOST_BYTES", 2 << 20)
+    file, go, tail = tmp_path / "output.log", tmp_path.with_suffix(".go"), _Tail(0)
+    pod = LocalPod(
+        {
+            "metadata": {"name": "stub-worker-0"},
+            "spec": {
+                "containers": [
+                    {
+                        "name": "trainer",
+                        "command": [sys.executable, "-c", PRINTS, str(go)],
+                        "env": [{"name": "DTJ_TERMINATION_LOG", "value": str(tmp_path / "termination.json")}],
+                    }
+                ]
+            },
+        },
+        tmp_path,
+        os.environ,
+        lambda: datetime.now(UTC),
+    )
+    deadline = time.monotonic() + 60 * PATIENCE
+    while file.stat().st_size < 6_000_000:
+        assert time.monotonic() < deadline
+        pod.check()
+    pod.check()
+    assert file.stat().st_size == 6_000_000, "the program goes on at the end"
+    assert file.stat().st_blocks * 512 <= 2 << 20
+
+    told = tail.lines(file)
+    while tail.behind:
+        told += tail.lines(file)
+    first = int(told[0])
+    assert 30_000 < first < 50_000
+    assert told == [f"{number:099}" for number in range(first, 60_000)]
+    go.touch()
+    while not pod.ended:
+        assert time.monotonic() < deadline
+        pod.check()
+    assert tail.lines(file) == ["the end"]
 
 
 async def test_the_output_of_fast_programs_is_shown_without_delay(

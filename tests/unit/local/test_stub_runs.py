@@ -3,16 +3,19 @@
 * success, failures, retries and the backoff limit
 * start deadlines, the TTL and time between two runs
 * Ctrl-C once and twice, a killed `dtj`, and `--resume`
+* a killed guard, and processes that hide from the run
 * a machine that lacks what the job needs
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +25,7 @@ import pytest
 import yaml
 
 from dtj.api.job import Manifest
-from dtj.local.processes import in_sessions, marked
+from dtj.local.processes import in_sessions, is_alive, marked
 from dtj.local.runs import Runs
 from dtj_trainer.contract import TERMINATION_GRACE_SECONDS
 from tests.patience import PATIENCE
@@ -49,6 +52,18 @@ if role in ("ps", "worker"):
         time.sleep(0.05)
     sys.exit(0)
 print(f"attempt {attempt} of the chief")
+"""
+HIDES = """
+quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+hidden = subprocess.Popen(["sleep", "600"], env={}, start_new_session=True, **quiet)
+(marks / "hiding").write_text(str(hidden.pid))
+(marks / "hiding").rename(marks / "hidden")
+"""
+"""Leaves a process that has neither the environment nor the session of the program."""
+SHARES = """
+from multiprocessing import shared_memory
+shared = shared_memory.SharedMemory(create=True, size=1000)
+(marks / "shared").write_text(shared.name)
 """
 TRAINS = "(marks / f'trains-{attempt}').touch(); time.sleep(600)\n"
 
@@ -110,14 +125,29 @@ class DtjRun:
         own = str(self.marks).encode()
         return [p for p in _processes() if own in _environment(p) and p != os.getpid()]
 
+    @property
+    def guard(self) -> int:
+        """The guard of the run."""
+        words = [b"dtj.local.guard", str(self.home).encode()]
+        return next(p for p in _processes() if all(word in _proc(p, "cmdline") for word in words))
+
+    def hidden(self) -> int:
+        """The process that a program with HIDES left."""
+        file = self.marks / "hidden"
+        return int(self.until(lambda: file.exists() and file.read_text(), "a process is left"))
+
 
 def _processes() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
 
 
 def _environment(pid: int) -> bytes:
+    return _proc(pid, "environ")
+
+
+def _proc(pid: int, name: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
         return b""
 
@@ -279,6 +309,52 @@ def test_nothing_is_left_when_dtj_is_killed_and_resume_goes_on(start: Callable[.
     code, out, err = start("assert attempt == 2\n", "--resume").ended()
     assert code == 0, (out, err)
     assert run.manifest["status"]["restarts"] == {"application": 0, "infrastructure": 1}
+
+
+def test_a_process_that_hides_does_not_outlive_the_run_also_if_dtj_launch_was_killed(
+    start: Callable[..., DtjRun],
+) -> None:
+    kills_dtj_launch = "os.kill(os.getppid(), signal.SIGKILL); time.sleep(600)"
+    run = start("if attempt == 1:" + textwrap.indent(HIDES + kills_dtj_launch, "    "))
+    hidden = run.hidden()
+    code, out, err = run.ended()
+    try:
+        assert code == 0, (out, err)
+        assert run.manifest["status"]["attempt"] == 2, out
+        assert not is_alive(hidden)
+    finally:
+        _kill(hidden)
+
+
+def test_a_run_ends_what_an_earlier_run_left_whose_guard_was_killed_too(
+    start: Callable[..., DtjRun],
+) -> None:
+    run = start(HIDES + SHARES + TRAINS)
+    run.trains(1)
+    shared = Path("/dev/shm", (run.marks / "shared").read_text())
+    assert shared.exists()
+    hidden = run.hidden()
+    os.kill(run.guard, signal.SIGKILL)
+    run.process.kill()
+    run.process.communicate()
+    try:
+        left = run.left()
+        assert len(left) >= 3, "the replicas live on"
+        code, out, err = start("").ended()
+        assert code == 0, (out, err)
+        assert f"were left, and are told to save and end: {', '.join(map(str, sorted(left)))}" in out
+        assert (run.marks / "chief-told").exists()
+        assert [pid for pid in (*left, hidden) if is_alive(pid)] == []
+        assert not shared.exists()
+        assert not list(run.home.glob("runs/*/*/*/run")), "what holds credentials is removed"
+    finally:
+        for pid in (*run.left(), hidden):
+            _kill(pid)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_faults_and_what_this_machine_lacks_are_told_before_anything_is_started(

@@ -347,7 +347,7 @@ def test_on_this_machine_every_address_has_the_port_of_worker_0(command: list[st
     ports = {wanted: 20000 + number for number, wanted in enumerate(container_ports(plan))}
     master, barrier = ports["mnist-worker-0", 29501], ports["mnist-worker-0", 8475]
 
-    here = local_plan(plan, Place(run=tmp_path, run_id="r", ports=ports))
+    here = local_plan(plan, Place(run=tmp_path, mark="r", ports=ports))
 
     for env in environments(here):
         assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("127.0.0.1", str(master))

@@ -134,7 +134,7 @@ def test_a_launcher_with_a_command_of_its_own_reaches_its_hosts_too() -> None:
 
 def test_this_machine_runs_the_ranks_itself_and_says_so(tmp_path: Path) -> None:
     native, plan = plan_job(job()), plan_job(job(**HANDED_OVER))
-    here = local_plan(plan, Place(run=tmp_path, run_id="1", ports=defaultdict(int)))
+    here = local_plan(plan, Place(run=tmp_path, mark="1", ports=defaultdict(int)))
 
     assert here.mpijob is None
     assert [p["metadata"]["name"] for p in here.pods] == [p["metadata"]["name"] for p in native.pods]

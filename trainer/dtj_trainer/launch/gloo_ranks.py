@@ -103,7 +103,7 @@ class GlooRanks:
 
 
 def _print_exit(exit_report: RankExit) -> None:
-    writer_to(sys.stdout.fileno())(marker_line(exit_report).rstrip("\n").encode())
+    writer_to(sys.stdout.fileno())(marker_line(exit_report).encode())
 
 
 def main() -> int:

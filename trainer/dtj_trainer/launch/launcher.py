@@ -26,7 +26,8 @@ from dtj_trainer.launch.termination import RankExit, split_marker, write_termina
 log = logging.getLogger(__name__)
 
 LOG_NAME = "launcher-0.log"
-_RANK_PREFIX = re.compile(r"\[rank (\d+)\] ")
+_RANK_PREFIX = re.compile(rb"\[rank (\d+)\] ")
+_MARKER = contract.RANK_EXIT_MARKER.encode()
 
 
 class Launcher:
@@ -67,7 +68,7 @@ class Launcher:
         return self._end(decide(end, self._exits, self._own_lines.lines(), hosts.lost), sync)
 
     def _run_ranks(self, hosts: RankHosts) -> ProgramEnd:
-        program = Program(*hosts.start(self._command), self._on_line, stop_whole_group=False)
+        program = Program(*hosts.start(self._command), self._on_lines, stop_whole_group=False)
 
         def stop(number: int, _: object) -> None:
             # SIGTERM makes mpirun kill the ranks a second later, in the middle of a checkpoint.
@@ -78,21 +79,24 @@ class Launcher:
             signal.signal(number, stop)
         return program.start() or program.wait()
 
-    def _on_line(self, line: bytes) -> None:
+    def _on_lines(self, lines: bytes) -> None:
+        if _MARKER in lines:
+            lines = b"".join(map(self._without_marker, lines.splitlines(keepends=True)))
+        self._log_file.write(lines)
+        self._pass_on(lines)
+        for line in lines.split(b"\n"):
+            if ranked := _RANK_PREFIX.match(line):
+                self._rank_lines.setdefault(int(ranked[1]), LastLines()).add(line[ranked.end() :])
+            else:
+                self._own_lines.add(line)
+
+    def _without_marker(self, line: bytes) -> bytes:
+        """Take the exit of a rank out of a line. Return the rest of the line."""
         text, exit_report = split_marker(line.decode(errors="replace"))
-        if exit_report is not None:
-            self._exits.append(exit_report)
-            if not text.strip():
-                return
-            line = text.encode()
-        self._log_file.write(line)
-        self._pass_on(line)
-        ranked = _RANK_PREFIX.match(text)
-        if ranked:
-            lines = self._rank_lines.setdefault(int(ranked[1]), LastLines())
-            lines.add(text[ranked.end() :])
-        else:
-            self._own_lines.add(text)
+        if exit_report is None:
+            return line
+        self._exits.append(exit_report)
+        return text.encode() if text.strip() else b""
 
     def _end(self, message: contract.Termination, sync: PodSync | None) -> int:
         settings = self._settings
@@ -105,9 +109,9 @@ class Launcher:
             rank = exit_report.get("rank")
             of_rank = self._rank_lines.get(rank) if rank is not None else None
             exit_report["lastLogLines"] = (of_rank or self._own_lines).lines()
-            text = f"dtj: {exit_report['class']}: {exit_report.get('message', '')}"
-            self._log_file.write(text.encode())
-            self._pass_on(text.encode())
+            line = f"dtj: {exit_report['class']}: {exit_report.get('message', '')}\n".encode()
+            self._log_file.write(line)
+            self._pass_on(line)
         elif sync and not self._stopped and sync.record_success(settings.pod.name, _report_of(exit_report)):
             # The ranks' pods have uploaded all but this log. The message comes before the log, whose upload may last.
             exit_report["recorded"] = True

@@ -36,12 +36,12 @@ class LoggedProgram(Program):
         self.last_lines = LastLines(REMEMBERED_LINES)
         self._killing: list[threading.Timer] = []
 
-        def on_line(line: bytes) -> None:
-            kept.write(line)
-            pass_on(line)
-            self.last_lines.add(line.decode(errors="replace"))
+        def on_lines(lines: bytes) -> None:
+            kept.write(lines)
+            pass_on(lines)
+            self.last_lines.add(lines)
 
-        super().__init__(command, {**os.environ, **(variables or {})}, on_line)
+        super().__init__(command, {**os.environ, **(variables or {})}, on_lines)
 
     def stop_soon(self, number: int, kill_after: float | None = None) -> None:
         """Ask the program by a signal to stop; kill it after `kill_after` seconds."""

@@ -1,9 +1,14 @@
-"""A program's output by line: written to a file, passed on, and its last lines remembered."""
+"""A program's output in whole lines: written to a file, passed on, and its last lines remembered.
+
+What one read of the program's pipe completes goes on in one piece, so that short lines cost no system call each. Such
+a piece consists of lines with their line feeds.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import select
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +33,7 @@ _READ_BYTES = 64 * 1024
 
 
 def lines_of(descriptor: int) -> Iterator[bytes]:
-    """Yield lines from a pipe without line ends, and only some states of a progress bar; see `Lines`."""
+    """Yield the lines from a pipe, as many at once as one read completes; see `Lines`."""
     lines = Lines()
     while True:
         try:
@@ -37,8 +42,10 @@ def lines_of(descriptor: int) -> Iterator[bytes]:
             block = b""
         if not block:
             break
-        yield from lines.take(block)
-    yield from lines.end()
+        if complete := lines.take(block):
+            yield complete
+    if last := lines.end():
+        yield last
 
 
 class Lines:
@@ -54,27 +61,39 @@ class Lines:
         self._pending = b""
         self._shown_at = -math.inf
 
-    def take(self, block: bytes) -> Iterator[bytes]:
-        """Yield the lines that end in this block."""
-        *whole, rest = (self._pending + block).replace(b"\r\n", b"\n").split(b"\n")
-        for line in whole:
-            yield _last_state(line.split(b"\r"))
+    def take(self, block: bytes) -> bytes:
+        """Return the lines that end in this block."""
+        text = self._pending + block
+        whole, rest = self._states(text) if b"\r" in text else _divided(text)
+        pieces = [whole]
+        while len(rest) > LONGEST_LINE_BYTES:
+            pieces += rest[:LONGEST_LINE_BYTES], b"\n"
+            rest = rest[LONGEST_LINE_BYTES:]
+        self._pending = rest
+        return b"".join(pieces)
+
+    def end(self) -> bytes:
+        """Return the last line if it has no line feed."""
+        line, self._pending = _last_state(self._pending.split(b"\r")), b""
+        return line + b"\n" if line else b""
+
+    def _states(self, text: bytes) -> tuple[bytes, bytes]:
+        """Divide text with progress bars into the lines to pass on and the unfinished line."""
+        *whole, rest = text.replace(b"\r\n", b"\n").split(b"\n")
+        lines = [_last_state(line.split(b"\r")) for line in whole]
         *states, newest = rest.split(b"\r")
         if states and not newest:  # A line feed may follow.
             newest = states.pop() + b"\r"
         if (state := _last_state(states)) and self._clock() - self._shown_at >= PROGRESS_BAR_SECONDS:
             self._shown_at = self._clock()
-            yield state
-        while len(newest) > LONGEST_LINE_BYTES:
-            yield newest[:LONGEST_LINE_BYTES]
-            newest = newest[LONGEST_LINE_BYTES:]
-        self._pending = newest
+            lines.append(state)
+        return b"".join(line + b"\n" for line in lines), newest
 
-    def end(self) -> Iterator[bytes]:
-        """Yield the last line if it has no line feed."""
-        if line := _last_state(self._pending.split(b"\r")):
-            yield line
-        self._pending = b""
+
+def _divided(text: bytes) -> tuple[bytes, bytes]:
+    """Divide text into its lines and the unfinished line."""
+    end = text.rfind(b"\n") + 1
+    return text[:end], text[end:]
 
 
 def _last_state(states: Sequence[bytes]) -> bytes:
@@ -99,13 +118,13 @@ class LogFile:
             self._next = max(rotated_numbers(path), default=0) + 1
             self._open()
 
-    def write(self, line: bytes) -> None:
-        """Append one line."""
+    def write(self, lines: bytes) -> None:
+        """Append lines. They stay together in one file."""
         with suppress(OSError):
-            if self._file is None or self._size + len(line) >= ROTATE_BYTES:
+            if self._file is None or self._size + len(lines) > ROTATE_BYTES:
                 self._rotate()
             if self._file is not None:
-                self._size += self._file.write(line + b"\n") or 0
+                self._size += self._file.write(lines) or 0
 
     def _open(self) -> None:
         self._file = self._path.open("ab", buffering=0)
@@ -125,27 +144,42 @@ class LastLines:
     """Remembers the last few lines that are not empty."""
 
     def __init__(self, count: int = LAST_LOG_LINES) -> None:
-        self._lines: deque[str] = deque(maxlen=count)
+        self._lines: deque[bytes] = deque(maxlen=count)
 
-    def add(self, line: str) -> None:
-        """Add one line."""
-        if line.strip():
-            self._lines.append(line)
+    def add(self, lines: bytes) -> None:
+        """Add lines."""
+        self._lines.extend(line for line in lines.split(b"\n") if line.strip())
 
     def lines(self) -> list[str]:
         """Return the lines, from the oldest."""
-        return list(self._lines)
+        return [line.decode(errors="replace") for line in self._lines]
 
 
 def writer_to(descriptor: int, prefix: bytes = b"") -> Callable[[bytes], None]:
-    """Return a function that writes each line to a descriptor in one piece. A closed reader is not an error."""
+    """Return a function that writes lines to a descriptor, with the prefix before each line.
 
-    def write(line: bytes) -> None:
-        left = prefix + line + b"\n"
-        try:
-            while left:
-                left = left[os.write(descriptor, left) :]
-        except OSError:
-            return
+    Other processes may write to the same pipe, such as the ranks of one launcher. Each write has whole lines, and the
+    kernel keeps a write of up to PIPE_BUF bytes in one piece. mpirun gives a rank a terminal, of which it reads any
+    number of bytes before it reads another rank's: there each line is written alone. A closed reader is not an error.
+    """
+    limit = 0 if os.isatty(descriptor) else select.PIPE_BUF
+
+    def write(lines: bytes) -> None:
+        if prefix:
+            lines = prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+        with suppress(OSError):
+            for piece in _pieces(lines, limit):
+                left = piece
+                while left:
+                    left = left[os.write(descriptor, left) :]
 
     return write
+
+
+def _pieces(lines: bytes, limit: int) -> Iterator[bytes]:
+    """Divide lines into pieces of whole lines. Only a line that is longer than `limit` makes a longer piece."""
+    begin = 0
+    while begin < len(lines):
+        end = lines.rfind(b"\n", begin, begin + limit) + 1 or lines.index(b"\n", begin) + 1
+        yield lines[begin:end]
+        begin = end

@@ -79,14 +79,14 @@ class Program:
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        on_line: Callable[[bytes], None],
+        on_lines: Callable[[bytes], None],
         *,
         stop_whole_group: bool = True,
     ) -> None:
         """`stop_whole_group`: `stop` signals all processes of the program, not only the first one."""
         self._command = list(command)
         self._environment = {"PYTHONUNBUFFERED": "1", **environment}
-        self._on_line = on_line
+        self._on_lines = on_lines
         self._stop_whole_group = stop_whole_group
         self._process: subprocess.Popen[bytes] | None = None
         self._stop_signal: int | None = None
@@ -195,7 +195,7 @@ class Program:
 
     def _read(self, descriptor: int) -> None:
         for line in lines_of(descriptor):
-            self._on_line(line)
+            self._on_lines(line)
 
     def _signal_group(self, number: int) -> None:
         if self._process is not None:

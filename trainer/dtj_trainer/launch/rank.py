@@ -103,7 +103,7 @@ def _report_exit(exit_report: RankExit) -> int:
     """Report the end to the launcher, on one line; return the exit code."""
     sys.stdout.flush()
     _drain(sys.stdout.fileno())
-    writer_to(sys.stdout.fileno())(marker_line(exit_report).rstrip("\n").encode())
+    writer_to(sys.stdout.fileno())(marker_line(exit_report).encode())
     return exit_report["exitCode"]
 
 

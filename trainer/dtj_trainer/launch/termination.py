@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
@@ -88,7 +89,9 @@ def encode(message: contract.Termination) -> bytes:
 def forget_termination(path: Path) -> None:
     """Empty the message of an earlier start: it must not speak for this one if this process is killed."""
     with suppress(OSError):
-        if path.stat().st_size:
+        if path.read_bytes().strip(
+            b"\0"
+        ):  # `dtj run` fills the file with zeros, to have its bytes on a full disk.
             path.write_bytes(b"")
 
 
@@ -96,6 +99,10 @@ def write_termination(path: Path, message: contract.Termination) -> None:
     """Write the container's termination message. An unwritable path causes only a warning."""
     content = encode(fitted_to(message, contract.TERMINATION_MESSAGE_BYTES))
     try:
-        path.write_bytes(content)
+        # Truncate the file only after the write: `dtj run` made it as large as a message, and its disk may be full.
+        with open(path, "wb", opener=lambda name, flags: os.open(name, flags & ~os.O_TRUNC, 0o666)) as file:
+            file.write(content)
+            if file.seekable():
+                file.truncate()
     except OSError as error:
         log.warning("the termination message could not be written: %s", error)
