@@ -37,7 +37,7 @@ from dtj_trainer.artifacts.store import Store, open_store
 ENV_CHAIN = "KILL_TEST_CHAIN"
 """In the environment of all processes of a chain, and of no others."""
 STEPS_OF_THE_LAST = 3
-LIMIT_SECONDS = 300.0
+LIMIT_SECONDS = 150.0
 """For an attempt on an idle machine; see tests.patience."""
 BEFORE_ITS_PROGRAM = "the pod was told to stop (SIGTERM) before its program ran"
 
@@ -133,6 +133,8 @@ class Chain:
         """The newest step of which a snapshot was in the bucket."""
         self._exists = False
         """Whether there is a snapshot."""
+        self._first_torn = set[str]()
+        """The snapshots of a program's first folder that may be torn."""
         self._agent: Launched | None = None
         self._launched = threading.Event()
         self._diary = Path()
@@ -260,7 +262,9 @@ class Chain:
             self._exists = True
             yield from (f"the manifest of {snapshot.folder} lies: {lie}" for lie in snapshot.lies)
             torn = snapshot.state.torn
-            if torn and not self._may_be_torn(torn):
+            if torn and self._may_be_torn(torn):
+                self._first_torn.add(snapshot.folder)
+            elif torn and snapshot.folder not in self._first_torn:
                 yield f"snapshot {snapshot.folder} is torn: {torn}"
             self._newest = max(self._newest, snapshot.state.step)
         if diary.started is None:

@@ -54,7 +54,7 @@ def step_in(path: Path) -> int:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise Torn(f"{path.name}: {error.strerror}") from error
+        raise Torn(f"{path.parent.name}/{path.name}: {error.strerror}") from error
     body, digest = content[:-SUM_BYTES], content[-SUM_BYTES:]
     if len(body) < STEP_BYTES or hashlib.sha256(body).digest() != digest:
         raise Torn(f"{path.name}: {len(content)} bytes, of which the checksum differs")
@@ -140,7 +140,7 @@ def _in_place(folder: Path, step: int, size: int, chance: random.Random) -> Iter
     yield from _write(folder / f"step-{step}", content_of(step, size), chance)
 
 
-def _in_place_again(folder: Path, step: int, size: int, chance: random.Random) -> Iterator[str]:
+def in_place_again(folder: Path, step: int, size: int, chance: random.Random) -> Iterator[str]:
     yield from _write(folder / "model.ckpt", content_of(step, size), chance)
 
 
@@ -225,7 +225,7 @@ class Way:
 
 WAYS = {
     "rename": Way((_renamed,), ("half", "written", "saved")),
-    "in place": Way((_in_place, _in_place_again), ("half", "saved")),
+    "in place": Way((_in_place, in_place_again), ("half", "saved")),
     "folder": Way((_folder,), ("begun", "between", "saved")),
     "renamed folder": Way((_renamed_folder,), ("begun", "between", "written", "saved")),
     "link": Way((_linked, _linked_without_name), ("half", "written", "linked", "saved")),
