@@ -25,6 +25,8 @@ JOB := manifests/examples/fashion-mnist-horovod.yaml
 
 # Histories for each format of `make test-histories`.
 HISTORIES ?= 1000
+# Kills of `make test-chaos` without a cluster.
+KILLS ?= 200
 # Requests of `make test-serve-hostile`.
 REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
@@ -63,7 +65,8 @@ test: export DTJ_SEED ?= 20261121
 test: $(VENV)  ## everything: lint, unit, chart, trainer and cluster tests; logs and times in build/test
 	@$(PY) -m tests.stages --cluster $(CLUSTER); code=$$?; $(PYTHON) docker/environment.py --keep-bytecode; exit $$code
 
-test-chaos: $(VENV)  ## every fault on a training of each strategy, as a table, and what else takes long; an hour
+test-chaos: $(VENV)  ## 200 kills of agents and programs; every fault on a training of each strategy, as a table, and what else takes long; an hour
+	DTJ_TEST_KILLS=$(KILLS) $(PY) -m pytest --capture=no tests/trainer/test_agent_kills.py
 	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- --real-trainings -m "chaos or matrix" tests/cluster
 
 test-unit: $(DEV_VENV)  ## tests of the operator, the dtj command and the SDK: no root, no network

@@ -459,6 +459,9 @@ def test_what_a_program_saved_at_sigterm_counts(workspace, job_uri, job_store):
     run.terminate()
     assert run.ended() == 143
     assert job_store.get_bytes("checkpoints/1/ckpt-2.pt") == b"at SIGTERM"
+    message = workspace.termination
+    assert (message["class"], message["signal"]) == ("Signal", 15)
+    assert message["message"] == "the program ended when it was told to stop (SIGTERM)"
 
 
 def test_store_down_at_the_end(workspace, object_store, job_uri):

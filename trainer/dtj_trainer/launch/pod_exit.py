@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.failure import signal_name
+from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.program_group import Ended
 from dtj_trainer.launch.termination import RankExit
 
@@ -29,6 +30,11 @@ def decisive(ended: Sequence[Ended], stop_signal: int | None) -> Ended:
     return min(ended, key=lambda each: each.report.get("rank", 0))
 
 
+def _left(end: ProgramEnd, stop_signal: int) -> bool:
+    """Return whether a program exited as one does that handles a stop signal: with 0, or with 128 plus the signal."""
+    return end.signal is None and end.exit_code in (0, 128 + stop_signal)
+
+
 def pod_exit(ended: Sequence[Ended], stop_signal: int | None, *, alone: bool) -> RankExit:
     """Return the pod's report, without progress, artifacts and log lines.
 
@@ -40,7 +46,7 @@ def pod_exit(ended: Sequence[Ended], stop_signal: int | None, *, alone: bool) ->
     if (
         stop_signal is not None
         and not first.is_cause
-        and (first.end.succeeded or first.member.settings.pod.slots)
+        and (_left(first.end, stop_signal) or first.member.settings.pod.slots)
     ):
         # A program that exits with 0 after a stop signal may not have finished its work.
         report["class"] = FailureClass.SIGNAL
