@@ -1,7 +1,9 @@
-"""Processes that outlive the user's program: dtj-launch adopts, reaps and ends them."""
+"""Processes that outlive the user's program: dtj-launch adopts, reaps and ends them. Signals that a thread gets."""
 
 from __future__ import annotations
 
+import ctypes
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,3 +90,16 @@ def test_orphans_are_reaped_while_the_program_runs(workspace: Workspace) -> None
     assert Path("/proc", agent).exists()
     (workspace.root / "go").touch()
     assert run.ended() == 0
+
+
+@pytest.mark.parametrize("start", [as_chief, as_rank])
+def test_a_signal_that_another_thread_gets_stops_the_program(
+    workspace: Workspace, job_uri: str, start: Callable[..., Launched]
+) -> None:
+    """The kernel gives the signal to any thread when the main thread has one pending."""
+    run = start(workspace, "import signal\nprint('up')\nsignal.pause()", job_uri)
+    run.says("up\n")
+    pid = run.process.pid
+    others = [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir() if int(thread.name) != pid]
+    assert ctypes.CDLL(None).tgkill(pid, others[0], int(signal.SIGTERM)) == 0
+    assert run.ended() == 143

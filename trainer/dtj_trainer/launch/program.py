@@ -18,6 +18,9 @@ from dtj_trainer.launch.output import lines_of
 from dtj_trainer.parent_death import die_with_parent
 
 POLL_SECONDS = 0.05
+SIGNAL_SECONDS = 1.0
+"""The longest wait of the main thread, which handles all signals. A signal that the kernel gives to another thread does
+not end the wait."""
 OUTPUT_END_SECONDS = 5.0
 """Seconds to read the output of an ended program, if another process keeps the output open."""
 NOT_EXECUTABLE = 126
@@ -161,7 +164,7 @@ class Program:
         output = process.stdout
         reader = threading.Thread(target=self._read, args=(output.fileno(),), daemon=True)
         reader.start()
-        end = self._end(process.wait())
+        end = self._end(_exit_code(process))
         if self._stop_whole_group and end.signal and end.signal == (self._sent_signal or self._stop_signal):
             end = self._after_rest(end)
         self._over = True
@@ -194,8 +197,8 @@ class Program:
         )
 
     def _read(self, descriptor: int) -> None:
-        for line in lines_of(descriptor):
-            self._on_lines(line)
+        for lines in lines_of(descriptor):
+            self._on_lines(lines)
 
     def _signal_group(self, number: int) -> None:
         if self._process is not None:
@@ -213,6 +216,15 @@ class Program:
     def _oom_rose(self) -> bool:
         now = oom_kills()
         return now is not None and self._oom_before is not None and now > self._oom_before
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process in another thread: the main thread has signals to handle."""
+    waiting = threading.Thread(target=process.wait, daemon=True)
+    waiting.start()
+    while waiting.is_alive():
+        waiting.join(SIGNAL_SECONDS)
+    return process.wait()
 
 
 def _not_found(command: str, error: FileNotFoundError) -> str:

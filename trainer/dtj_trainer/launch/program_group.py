@@ -15,7 +15,7 @@ from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.failure import cut_off
 from dtj_trainer.launch.logged_program import LoggedProgram
 from dtj_trainer.launch.pod import Pod
-from dtj_trainer.launch.program import ProgramEnd
+from dtj_trainer.launch.program import SIGNAL_SECONDS, ProgramEnd
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit
 
@@ -114,10 +114,11 @@ class ProgramGroup:
         while len(ended) < self._expected:
             try:
                 left = max(end_others_at - time.monotonic(), 0)
-                member, end = self._ends.get(timeout=None if left == float("inf") else left)
+                member, end = self._ends.get(timeout=min(left, SIGNAL_SECONDS))
             except Empty:
-                end_others_at = float("inf")
-                self.stop_soon(signal.SIGTERM, KILL_SECONDS)
+                if time.monotonic() >= end_others_at:
+                    end_others_at = float("inf")
+                    self.stop_soon(signal.SIGTERM, KILL_SECONDS)
                 continue
             latest = Ended(member, end, self._describe(member, end))
             ended.append(latest)

@@ -89,9 +89,9 @@ def encode(message: contract.Termination) -> bytes:
 def forget_termination(path: Path) -> None:
     """Empty the message of an earlier start: it must not speak for this one if this process is killed."""
     with suppress(OSError):
-        if path.read_bytes().strip(
-            b"\0"
-        ):  # `dtj run` fills the file with zeros, to have its bytes on a full disk.
+        if (
+            path.read_bytes().strip()
+        ):  # `dtj run` fills the file with spaces, to have its bytes on a full disk.
             path.write_bytes(b"")
 
 
