@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dtj_trainer.artifacts.retention import Candidate, kept
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Set
     from pathlib import Path
 
     from dtj_trainer.artifacts.manifest import MetricMode
@@ -60,6 +60,22 @@ def saved_folders(folder: Path) -> dict[str, Mark]:
     except OSError:
         return {}
     return {name: mark for name in names if name[0] != "." and (mark := read_mark(folder / name))}
+
+
+def unuploaded_in(folder: Path, known: Set[str]) -> Path | None:
+    """Return something in a folder that no pod uploads, although a program wrote it; None without such a thing.
+
+    known: names that are not meant. A part of a checkpoint is uploaded by each pod.
+    """
+    try:
+        for path in folder.iterdir():
+            mark = read_mark(path)
+            part = mark is not None and mark.parts > 1
+            if not part and not path.name.startswith(".") and path.name not in known:
+                return path
+    except OSError:  # A program may remove the folder itself.
+        pass
+    return None
 
 
 def newest_of(marks: Mapping[str, Mark]) -> str | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 import socket
 import time
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.backoff import Deadline, retry_transient
+from dtj_trainer.artifacts.backoff import Deadline, Result, retry_transient
 from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_parts import PartUploader
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
@@ -17,7 +17,7 @@ from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_fetch import Near
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.history import HistoryWriter
-from dtj_trainer.artifacts.local_checkpoints import read_mark
+from dtj_trainer.artifacts.local_checkpoints import unuploaded_in
 from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.pace import Pace
 from dtj_trainer.artifacts.peer_client import CheckpointPeers
@@ -34,7 +34,6 @@ from dtj_trainer.artifacts.sync_settings import SyncSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from dtj_trainer.artifacts.upload_rules import Begin
 
@@ -105,26 +104,28 @@ class PodSync:
         store, settings = self._store, self._settings
         near = self._near()
 
-        def attempt() -> Restored | None:
-            if self._fence:
-                # Claim before the restore lists checkpoints: an earlier attempt starts no upload after the claim.
-                self._fence.hold()
-            restored = None
-            if settings.part != "evaluator":
-                restored = restore_checkpoint(store, settings, near, self._fence, timeout)
-            if metrics := METRICS_KEYS.get(settings.part):
-                path, resumes = settings.root / contract.METRICS_FILE, settings.resume != RESUME_NEVER
-                self._metrics_begin = restore_growing(store, metrics, path, content=resumes)
-            if settings.tracked:
-                self._restore_tracking(store)
-            return restored
+        def restore_metrics(key: str) -> None:
+            path, resumes = settings.root / contract.METRICS_FILE, settings.resume != RESUME_NEVER
+            self._metrics_begin = restore_growing(store, key, path, content=resumes)
 
         def on_wait(error: S3Error, delay: float) -> None:
             log.warning("restore waits %.1f s for S3: %s", delay, error)
 
-        self._restored = retry_transient(
-            attempt, timeout=timeout, progress=lambda: store.received.total, on_wait=on_wait, sleep=sleep
-        )
+        def retried(step: Callable[[], Result]) -> Result:
+            """Repeat only this step: a failure of the next one must not bring a checkpoint again."""
+            return retry_transient(
+                step, timeout=timeout, progress=lambda: store.received.total, on_wait=on_wait, sleep=sleep
+            )
+
+        if self._fence:
+            # Claim before the restore lists checkpoints: an earlier attempt starts no upload after the claim.
+            retried(self._fence.hold)
+        if settings.part != "evaluator":
+            self._restored = retried(lambda: restore_checkpoint(store, settings, near, self._fence, timeout))
+        if metrics := METRICS_KEYS.get(settings.part):
+            retried(lambda: restore_metrics(metrics))
+        if settings.tracked:
+            retried(lambda: self._restore_tracking(store))
         if self._history and self._fence and settings.part == "primary":
             self._history.begin(self._fence)
         return self._restored
@@ -160,7 +161,7 @@ class PodSync:
             root, settings.config_dir, settings.part, settings.attempt, settings.log_names, settings.pod
         )
         self._files = FileUploader(self._store, pod_sources(files, fence, self._metrics_begin))
-        self._loops.append(SyncLoop("uploading files", self._files.upload_pass, beside_program=True))
+        self._loops.append(SyncLoop.of("uploading files", self._files))
         if settings.part == "primary" and fence:
             self._checkpoints = CheckpointUploader(
                 settings.checkpoints,
@@ -177,9 +178,7 @@ class PodSync:
             if self._restored:
                 self._checkpoints.note_restored(self._restored.manifest, own=self._restored.own)
             self._checkpoints.start()
-            self._loops.append(
-                SyncLoop("uploading checkpoints", self._checkpoints.upload_pass, beside_program=True)
-            )
+            self._loops.append(SyncLoop.of("uploading checkpoints", self._checkpoints))
         elif settings.part == "evaluator":
             self._mirror = CheckpointMirror(
                 settings.checkpoints,
@@ -208,9 +207,7 @@ class PodSync:
         if self._restored:
             self._known = {path.name for path in folder.iterdir()}
             self._parts.note_restored(self._restored.manifest)
-        self._loops.append(
-            SyncLoop("uploading parts of checkpoints", self._parts.upload_pass, beside_program=True)
-        )
+        self._loops.append(SyncLoop.of("uploading parts of checkpoints", self._parts))
         if settings.shards:
             self._pod_files = PodFilesUploader(
                 folder,
@@ -225,11 +222,7 @@ class PodSync:
             if self._restored:
                 self._pod_files.note_restored(self._restored.manifest)
             self._pod_files.start()
-            self._loops.append(
-                SyncLoop(
-                    "uploading checkpoint files of this pod", self._pod_files.upload_pass, beside_program=True
-                )
-            )
+            self._loops.append(SyncLoop.of("uploading checkpoint files of this pod", self._pod_files))
 
     def _program_runs(self) -> bool:
         return not self._died and self._programs_run()
@@ -243,21 +236,12 @@ class PodSync:
         if settings.part == "other":
             folders += [root / contract.TENSORBOARD, *([] if settings.shards else [settings.checkpoints])]
         for folder in folders:
-            with contextlib.suppress(OSError):  # A program may remove the folders themselves.
-                for path in folder.iterdir():
-                    if self._is_kept_here(path):
-                        self._warned = True
-                        log.warning(
-                            "%s is not uploaded: only the pod of rank 0 or of the chief uploads artifacts",
-                            path,
-                        )
-                        return
-
-    def _is_kept_here(self, path: Path) -> bool:
-        """Return whether the program wrote an artifact that no pod uploads."""
-        mark = read_mark(path)
-        part = mark is not None and mark.parts > 1
-        return not part and not path.name.startswith(".") and path.name not in self._known
+            if path := unuploaded_in(folder, self._known):
+                self._warned = True
+                log.warning(
+                    "%s is not uploaded: only the pod of rank 0 or of the chief uploads artifacts", path
+                )
+                return
 
     def program_died(self, at_ns: int) -> None:
         """Record that the program was killed at this wall-clock time. What was incomplete then stays incomplete."""
@@ -266,17 +250,25 @@ class PodSync:
             loop.program_died(at_ns)
         self._pace.hurry()
 
-    def finish(self, timeout: float, *, ended: bool, at_most: bool = False) -> None:
+    def finish(
+        self,
+        timeout: float,
+        *,
+        ended: bool,
+        at_most: bool = False,
+        until: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         """Upload all that is left; `ended` says that the program ended by itself, with whatever exit code.
 
-        Gives up after `timeout` seconds without an uploaded byte, or, with `at_most`, after `timeout` seconds in all.
-        Raises S3Error, which says what could not be uploaded and why, or Superseded when a later attempt has the
-        claim.
+        Gives up after `timeout` seconds without progress, or, with `at_most`, after `timeout` seconds in all; in any
+        case when `until` has no more seconds. Raises S3Error, which says what could not be uploaded and why, or
+        Superseded when a later attempt has the claim.
         """
-        deadline = Deadline(timeout, None if at_most else lambda: self.bytes_uploaded)
+        progress = None if at_most else lambda: sum(loop.progress for loop in self._loops)
         if not ended:
             self.program_died(time.time_ns())
         asked = [(loop, loop.ask(ended=ended)) for loop in self._loops]
+        deadline = Deadline(timeout, progress, until)
         self._pace.hurry()  # After `ask`: an upload that stops for a handover needs the loop's next thread.
         errors: list[S3Error] = []
         for loop, number in asked:
@@ -289,16 +281,22 @@ class PodSync:
         if errors:
             raise errors[0]
 
-    def record_success(self, by: str, report: contract.Report) -> bool:
-        """Record the job's success as the pod that decides it, `<role>-<index>`; return whether the bucket has it."""
+    def record_success(self, by: str, report: contract.Report, seconds: float) -> bool:
+        """Record the job's success as the pod that decides it, `<role>-<index>`; return whether the bucket has it.
+
+        Waits for the bucket for at most so many seconds.
+        """
         return self._history is not None and self._history.end(
-            by, self._settings.attempt, report, self._fence
+            by, self._settings.attempt, report, self._fence, seconds
         )
 
-    def close(self) -> None:
-        """Stop uploads, and leave no parts of files in the bucket, because the process ends."""
+    def close(self, seconds: float = math.inf) -> None:
+        """Stop uploads, and leave no parts of files in the bucket, because the process ends.
+
+        `seconds`: the limit for that.
+        """
         if self._store:
-            self._store.uploads.close()
+            self._store.uploads.close(seconds)
         if self._server:
             self._server.close()
 

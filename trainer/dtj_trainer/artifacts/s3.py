@@ -7,6 +7,7 @@ client, never before a fork. Threads may share a client.
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -28,7 +29,8 @@ MEBIBYTE = 1024 * 1024
 MULTIPART_BYTES = 16 * MEBIBYTE
 """Larger objects are sent and fetched in parts of this size."""
 CONNECT_TIMEOUT_SECONDS = 5
-READ_TIMEOUT_SECONDS = 60
+READ_TIMEOUT_SECONDS = 60.0
+LEAST_READ_TIMEOUT_SECONDS = 5.0
 ATTEMPTS = 3
 """How often botocore tries one request, with exponential backoff, before it raises the error."""
 
@@ -168,7 +170,7 @@ def make_client(environment: Environment | None = None) -> S3Client:
         raise _unusable(error) from error
     config = botocore.config.Config(
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        read_timeout=READ_TIMEOUT_SECONDS,
+        read_timeout=_read_timeout(values),
         retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
         max_pool_connections=16,
         tcp_keepalive=True,
@@ -194,6 +196,15 @@ def make_client(environment: Environment | None = None) -> S3Client:
     client.meta.events.unregister("before-parameter-build.s3", botocore.handlers.validate_bucket_name)
     options.add_to(client)
     return client
+
+
+def _read_timeout(values: Environment) -> float:
+    """Return the seconds to wait for an answer. After all tries, a pod still knows in time that a store is silent."""
+    try:
+        patience = float(values.get(contract.ENV_SYNC_TIMEOUT_SECONDS) or math.inf)
+    except ValueError:  # dtj-launch names the variable.
+        patience = math.inf
+    return min(READ_TIMEOUT_SECONDS, max(LEAST_READ_TIMEOUT_SECONDS, patience / (2 * ATTEMPTS)))
 
 
 def _unusable(error: Exception) -> LastingS3Error:
