@@ -238,6 +238,7 @@ def explain(error: Exception, uri: str, environment: Environment | None = None) 
     """
     import boto3.exceptions
     import botocore.exceptions as failures
+    import urllib3.exceptions
 
     where = endpoint(environment) or "AWS S3"
     bucket = _bucket_of(uri)
@@ -270,7 +271,8 @@ def explain(error: Exception, uri: str, environment: Environment | None = None) 
             "the file with the certificates of the store's CA",
             transient=False,
         )
-    if isinstance(error, (failures.HTTPClientError, failures.ConnectionError)):
+    # botocore passes on the error of urllib3 where an answer without a file, such as a list, is cut off.
+    if isinstance(error, (failures.HTTPClientError, failures.ConnectionError, urllib3.exceptions.HTTPError)):
         return S3Error(f"S3 at {where} can't be reached for {uri}: {_first_line(error)}", transient=True)
     if isinstance(error, failures.BotoCoreError):
         return S3Error(f"S3 at {where} failed for {uri}: {_first_line(error)}", transient=True)
