@@ -104,9 +104,9 @@ def expected(fault: str, phase: str) -> Expected:
     if phase == "training" or fault not in REFUSED:
         code = 143 if phase == "SIGTERM" else 0
         return Expected(code, LAST[phase], STOPPED if phase == "SIGTERM" else "")
-    seconds = 30 if fault == "hang" else 8
+    seconds = 30 if fault == "hang" else 4
     if phase == "SIGTERM":
-        return Expected(143, 1, STOPPED, 8)
+        return Expected(143, 1, STOPPED, 4)
     if phase == "end" or (fault, phase) == ("one denied", "start"):
         begin = r"not all artifacts could be uploaded within \d+ s: " if fault == "hang" else ""
         begin = begin or "artifacts could not be uploaded: "
@@ -121,7 +121,6 @@ DIAGONAL = {
     ("expired", "training"),
     ("hang", "SIGTERM"),
     ("one denied", "end"),
-    ("lost", "end"),
 }
 CELLS = [
     pytest.param(
