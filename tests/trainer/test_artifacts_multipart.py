@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ConnectionClosedError
 from tests.trainer.conftest import keys, steps_in
 
 from dtj_trainer import contract
@@ -207,6 +207,34 @@ def test_a_store_that_does_not_answer_holds_up_no_end(tmp_path, store, throttled
     )
     store.uploads.close()
     assert len(aborting) == 2
+
+
+def test_the_process_has_no_time_for_aborts(tmp_path, store, throttled, monkeypatch):
+    """The grace period of the pod is over."""
+    throttled.refuses = lambda number, tries: number == 2
+    (tmp_path / "a").write_bytes(b"1" * 2 * PART)
+    with pytest.raises(s3.S3Error):
+        store.put_file("a", tmp_path / "a")
+    monkeypatch.setattr(multipart, "CLOSING_SECONDS", 10_000.0)
+    monkeypatch.setattr(multipart.MultipartUpload, "abort", lambda upload: threading.Event().wait())
+    store.uploads.close(0.1)
+
+
+def test_bytes_that_a_store_takes_and_does_not_keep_count_once(tmp_path, store, throttled, monkeypatch):
+    path = tmp_path / "model"
+    path.write_bytes(b"1" * 2 * PART)
+    sent = []
+
+    def lost(**request):
+        while request["Body"].read():
+            pass
+        raise ConnectionClosedError(endpoint_url="http://store")
+
+    monkeypatch.setattr(throttled.client, "upload_part", lost)
+    for _ in range(2):
+        with pytest.raises(s3.S3Error, match="can't be reached"):
+            store.put_file("model", path, sent.append)
+    assert sum(sent) == 2 * PART
 
 
 def test_a_conditional_put_sends_several_parts_at_a_time(tmp_path, store, throttled, monkeypatch):

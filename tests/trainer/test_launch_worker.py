@@ -29,11 +29,9 @@ from tests.trainer.conftest import (
 )
 from tests.trainer.idx_files import NAMES
 
-from dtj_trainer import contract
 from dtj_trainer.launch import data_ahead
 from dtj_trainer.launch.control import Answer, Attached, ControlServer, connect
 from dtj_trainer.launch.oom import oom_kills
-from dtj_trainer.launch.pod import stop_sync_seconds
 from dtj_trainer.launch.settings import read_settings
 
 
@@ -272,12 +270,6 @@ def test_sync_that_fails_fails_the_rank(worker_sshd, object_store, job_uri):
     worker.terminate()
     assert worker.ended() == 69
     assert worker_sshd.termination["class"] == "ArtifactsUnavailable"
-
-
-def test_last_sync_ends_within_the_grace_of_the_pod():
-    assert stop_sync_seconds(2) == 2
-    assert contract.STOP_SECONDS >= 45
-    assert contract.STOP_SECONDS + stop_sync_seconds(600) <= contract.TERMINATION_GRACE_SECONDS - 10
 
 
 def test_report_of_the_supervisor(worker_sshd):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from typing import TYPE_CHECKING, TypeVar
@@ -20,10 +21,19 @@ LONGEST_DELAY_SECONDS = 15.0
 
 
 class Deadline:
-    """A deadline `timeout` seconds after the start; each rise of `progress`, if given, starts the time again."""
+    """A deadline `timeout` seconds after the start; each rise of `progress`, if given, starts the time again.
 
-    def __init__(self, timeout: float, progress: Callable[[], int] | None) -> None:
+    `until` returns the seconds until a deadline that nothing moves.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        progress: Callable[[], int] | None,
+        until: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         self._timeout = timeout
+        self._until = until
         self._progress = progress
         self._most = progress() if progress else 0
         self._deadline = time.monotonic() + timeout
@@ -33,7 +43,7 @@ class Deadline:
         if self._progress and (now := self._progress()) > self._most:
             self._most = now
             self._deadline = time.monotonic() + self._timeout
-        return self._deadline - time.monotonic()
+        return min(self._deadline - time.monotonic(), self._until())
 
 
 class Backoff:

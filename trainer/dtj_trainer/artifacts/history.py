@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import threading
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
@@ -67,12 +69,26 @@ class HistoryWriter:
         except S3Error as error:
             self._tell(error)
 
-    def end(self, by: str, attempt: int, report: Mapping[str, Any], fence: Fence | None) -> bool:
-        """Record the job's success, as the pod that decides it; return whether `end.json` has it.
+    def end(
+        self, by: str, attempt: int, report: Mapping[str, Any], fence: Fence | None, seconds: float = math.inf
+    ) -> bool:
+        """Record the job's success, as the pod that decides it; return whether `end.json` has it by then.
 
         by: `<role>-<index>` of the pod. report: its progress and artifacts. fence: its claim; None for a pod that
-        claims nothing, and then the claim of a later attempt is looked for.
+        claims nothing, and then the claim of a later attempt is looked for. seconds: how long to wait for the store.
         """
+        recorded = threading.Event()
+
+        def record() -> None:
+            if self._end(by, attempt, report, fence):
+                recorded.set()
+
+        thread = threading.Thread(target=record, name="history", daemon=True)
+        thread.start()
+        thread.join(min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+        return recorded.is_set()
+
+    def _end(self, by: str, attempt: int, report: Mapping[str, Any], fence: Fence | None) -> bool:
         try:
             if fence:
                 fence.hold()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.backoff import Backoff
+from dtj_trainer.artifacts.file_version import FileVersion
 from dtj_trainer.artifacts.pace import CONNECTIONS, Pace
 from dtj_trainer.artifacts.part_body import PartBody, crc32_of
 
@@ -57,31 +59,6 @@ class Put(NamedTuple):
     sha256: str
 
 
-class FileVersion(NamedTuple):
-    """A path with properties that change with the file's content: size in bytes, change time in nanoseconds,
-    inode.
-    """
-
-    path: Path
-    size: int
-    changed_ns: int
-    inode: int
-
-    @classmethod
-    def of(cls, path: Path) -> FileVersion:
-        """Read the file's current version. Raises OSError."""
-        status = path.stat()
-        return cls(path, status.st_size, status.st_ctime_ns, status.st_ino)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the file is still the same."""
-        try:
-            return FileVersion.of(self.path) == self
-        except OSError:
-            return False
-
-
 class HandedOver(s3.S3Error):
     """An upload by a thread of low priority stopped, so that a thread of normal priority sends the missing parts."""
 
@@ -102,6 +79,9 @@ class MultipartUpload:
     """The environment that the client was made from, as for `s3.explain`."""
     parts: dict[int, CompletedPartTypeDef] = field(default_factory=dict)
     sending: threading.Lock = field(default_factory=threading.Lock)
+    _counted: dict[int, int] = field(default_factory=dict)
+    """The bytes of each part that earlier tries have sent. A store that takes bytes and keeps none makes no
+    progress."""
     _sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
     _hashed: int = 0
     """The number of parts, from the first one, whose bytes are in the digest."""
@@ -152,7 +132,7 @@ class MultipartUpload:
         return block
 
     def _send_part(self, number: int, block: bytes, pace: Pace, on_bytes: Callable[[int], None]) -> None:
-        body, crc32 = PartBody(block, on_bytes), crc32_of(block)
+        body, crc32 = PartBody(block, on_bytes, self._counted.get(number, 0)), crc32_of(block)
 
         def put() -> CompletedPartTypeDef:
             pace.take(len(block))
@@ -170,7 +150,10 @@ class MultipartUpload:
                 part["ChecksumCRC32"] = answer["ChecksumCRC32"]
             return part
 
-        self.parts[number] = with_retries(put, self._sentences, pace)
+        try:
+            self.parts[number] = with_retries(put, self._sentences, pace)
+        finally:
+            self._counted[number] = body.counted
 
     def complete(self, condition: Condition, pace: Pace) -> Put:
         """Join the parts into one object. Raises S3Error."""
@@ -270,15 +253,18 @@ class Uploads:
             if upload.bucket == location.bucket and f"{upload.key}/".startswith(start):
                 self._abort(upload)
 
-    def close(self) -> None:
-        """Send nothing more, and abort all uploads, because the process ends and can't resume them."""
+    def close(self, seconds: float = math.inf) -> None:
+        """Send nothing more, and abort all uploads, because the process ends and can't resume them.
+
+        seconds: what the process has for that. A store that does not answer keeps the parts.
+        """
         self.pace.close()
         with self._lock:
             waiting = list(self._unfinished.values())
         ending = [threading.Thread(target=self._end, args=(upload,), daemon=True) for upload in waiting]
         for thread in ending:
             thread.start()
-        deadline = time.monotonic() + 2 * CLOSING_SECONDS
+        deadline = time.monotonic() + min(2 * CLOSING_SECONDS, seconds)
         for thread in ending:
             thread.join(max(deadline - time.monotonic(), 0))
 

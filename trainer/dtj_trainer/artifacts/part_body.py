@@ -21,11 +21,12 @@ class PartBody:
     while an upload makes progress waits at most for the size of the part.
     """
 
-    def __init__(self, content: bytes, on_bytes: Callable[[int], None]) -> None:
-        """`on_bytes` gets the number of bytes that are read for the first time."""
+    def __init__(self, content: bytes, on_bytes: Callable[[int], None], counted: int = 0) -> None:
+        """`on_bytes` gets the number of bytes that are read for the first time. `counted`: by an earlier body."""
         self._content = memoryview(content)
         self._on_bytes = on_bytes
-        self._at = self._most = 0
+        self._at = 0
+        self.counted = counted
 
     def __len__(self) -> int:
         """Return the size in bytes of this part of a multipart upload."""
@@ -36,9 +37,9 @@ class PartBody:
         end = len(self) if amount < 0 else min(self._at + max(amount, BLOCK_BYTES), len(self))
         block = self._content[self._at : end]
         self._at = end
-        if end > self._most:
-            self._on_bytes(end - self._most)
-            self._most = end
+        if end > self.counted:
+            self._on_bytes(end - self.counted)
+            self.counted = end
         return block
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import time
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.backoff import Deadline, retry_transient
+from dtj_trainer.artifacts.backoff import Deadline, Result, retry_transient
 from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_parts import PartUploader
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
@@ -106,26 +107,28 @@ class PodSync:
         store, settings = self._store, self._settings
         near = self._near()
 
-        def attempt() -> Restored | None:
-            if self._fence:
-                # Claim before the restore lists checkpoints: an earlier attempt starts no upload after the claim.
-                self._fence.hold()
-            restored = None
-            if settings.part != "evaluator":
-                restored = restore_checkpoint(store, settings, near, self._fence, timeout)
-            if metrics := METRICS_KEYS.get(settings.part):
-                path, resumes = settings.root / contract.METRICS_FILE, settings.resume != RESUME_NEVER
-                self._metrics_begin = restore_growing(store, metrics, path, content=resumes)
-            if settings.tracked:
-                self._restore_tracking(store)
-            return restored
+        def restore_metrics(key: str) -> None:
+            path, resumes = settings.root / contract.METRICS_FILE, settings.resume != RESUME_NEVER
+            self._metrics_begin = restore_growing(store, key, path, content=resumes)
 
         def on_wait(error: S3Error, delay: float) -> None:
             log.warning("restore waits %.1f s for S3: %s", delay, error)
 
-        self._restored = retry_transient(
-            attempt, timeout=timeout, progress=lambda: store.received.total, on_wait=on_wait, sleep=sleep
-        )
+        def retried(step: Callable[[], Result]) -> Result:
+            """Repeat only this step: a failure of the next one must not bring a checkpoint again."""
+            return retry_transient(
+                step, timeout=timeout, progress=lambda: store.received.total, on_wait=on_wait, sleep=sleep
+            )
+
+        if self._fence:
+            # Claim before the restore lists checkpoints: an earlier attempt starts no upload after the claim.
+            retried(self._fence.hold)
+        if settings.part != "evaluator":
+            self._restored = retried(lambda: restore_checkpoint(store, settings, near, self._fence, timeout))
+        if metrics := METRICS_KEYS.get(settings.part):
+            retried(lambda: restore_metrics(metrics))
+        if settings.tracked:
+            retried(lambda: self._restore_tracking(store))
         if self._history and self._fence and settings.part == "primary":
             self._history.begin(self._fence)
         return self._restored
@@ -161,7 +164,7 @@ class PodSync:
             root, settings.config_dir, settings.part, settings.attempt, settings.log_names, settings.pod
         )
         self._files = FileUploader(self._store, pod_sources(files, fence, self._metrics_begin))
-        self._loops.append(SyncLoop("uploading files", self._files.upload_pass, beside_program=True))
+        self._loops.append(SyncLoop.of("uploading files", self._files))
         if settings.part == "primary" and fence:
             self._checkpoints = CheckpointUploader(
                 settings.checkpoints,
@@ -178,9 +181,7 @@ class PodSync:
             if self._restored:
                 self._checkpoints.note_restored(self._restored.manifest, own=self._restored.own)
             self._checkpoints.start()
-            self._loops.append(
-                SyncLoop("uploading checkpoints", self._checkpoints.upload_pass, beside_program=True)
-            )
+            self._loops.append(SyncLoop.of("uploading checkpoints", self._checkpoints))
         elif settings.part == "evaluator":
             self._mirror = CheckpointMirror(
                 settings.checkpoints,
@@ -210,9 +211,7 @@ class PodSync:
         if self._restored:
             self._unuploaded.restored = {path.name for path in folder.iterdir()}
             self._parts.note_restored(self._restored.manifest)
-        self._loops.append(
-            SyncLoop("uploading parts of checkpoints", self._parts.upload_pass, beside_program=True)
-        )
+        self._loops.append(SyncLoop.of("uploading parts of checkpoints", self._parts))
         if settings.shards:
             self._pod_files = PodFilesUploader(
                 folder,
@@ -227,11 +226,7 @@ class PodSync:
             if self._restored:
                 self._pod_files.note_restored(self._restored.manifest)
             self._pod_files.start()
-            self._loops.append(
-                SyncLoop(
-                    "uploading checkpoint files of this pod", self._pod_files.upload_pass, beside_program=True
-                )
-            )
+            self._loops.append(SyncLoop.of("uploading checkpoint files of this pod", self._pod_files))
 
     def _program_runs(self) -> bool:
         return not self._died and self._programs_run()
@@ -255,17 +250,25 @@ class PodSync:
             if uploader:
                 uploader.note_torn(paths)
 
-    def finish(self, timeout: float, *, ended: bool, at_most: bool = False) -> None:
+    def finish(
+        self,
+        timeout: float,
+        *,
+        ended: bool,
+        at_most: bool = False,
+        until: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         """Upload all that is left; `ended` says that the program ended by itself, with whatever exit code.
 
-        Gives up after `timeout` seconds without an uploaded byte, or, with `at_most`, after `timeout` seconds in all.
-        Raises S3Error, which says what could not be uploaded and why, or Superseded when a later attempt has the
-        claim.
+        Gives up after `timeout` seconds without progress, or, with `at_most`, after `timeout` seconds in all; in any
+        case when `until` has no more seconds. Raises S3Error, which says what could not be uploaded and why, or
+        Superseded when a later attempt has the claim.
         """
-        deadline = Deadline(timeout, None if at_most else lambda: self.bytes_uploaded)
+        progress = None if at_most else lambda: sum(loop.progress for loop in self._loops)
         if not ended:
             self.program_died(time.time_ns())
         asked = [(loop, loop.ask(ended=ended)) for loop in self._loops]
+        deadline = Deadline(timeout, progress, until)
         self._pace.hurry()  # After `ask`: an upload that stops for a handover needs the loop's next thread.
         errors: list[S3Error] = []
         for loop, number in asked:
@@ -278,25 +281,31 @@ class PodSync:
         if errors:
             raise errors[0]
 
-    def record_success(self, by: str, report: contract.Report) -> bool:
-        """Record the job's success as the pod that decides it, `<role>-<index>`; return whether the bucket has it."""
+    def record_success(self, by: str, report: contract.Report, seconds: float) -> bool:
+        """Record the job's success as the pod that decides it, `<role>-<index>`; return whether the bucket has it.
+
+        Waits for the bucket for at most so many seconds.
+        """
         return self._history is not None and self._history.end(
-            by, self._settings.attempt, report, self._fence
+            by, self._settings.attempt, report, self._fence, seconds
         )
 
-    def close(self) -> None:
-        """End uploads, servers and threads, and leave no parts of files in the bucket."""
+    def close(self, seconds: float = math.inf) -> None:
+        """End uploads, servers and threads, and leave no parts of files in the bucket.
+
+        `seconds`: the limit for that.
+        """
         loops = [*self._loops, *([self._mirroring] if self._mirroring else [])]
         for loop in loops:
             loop.stop()
         if self._store:
-            self._store.uploads.close()
+            self._store.uploads.close(seconds)
         if self._server:
             self._server.close()
         for uploader in (self._checkpoints, self._pod_files):
             if uploader:
                 uploader.close()
-        deadline = time.monotonic() + CLOSING_SECONDS
+        deadline = time.monotonic() + min(seconds, CLOSING_SECONDS)
         for loop in loops:
             loop.join(max(deadline - time.monotonic(), 0))
 

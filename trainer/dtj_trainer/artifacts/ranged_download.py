@@ -12,9 +12,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from io import FileIO
 
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef
 
     from dtj_trainer.artifacts.arriving_file import ArrivingFile
 
@@ -74,19 +76,26 @@ def fetch_whole(client: S3Client, bucket: str, key: str, arriving: ArrivingFile,
 
     Raises as `download`.
     """
-    broken = _broken()
-    for last in [False] * (TRIES - 1) + [True]:
-        content = b""
-        try:
-            with contextlib.closing(client.get_object(Bucket=bucket, Key=key)["Body"]) as body:
-                while len(content) < PART_BYTES and (block := body.read(_BLOCK_BYTES)):
-                    content += block
-            break
-        except broken:
-            if last:
-                raise
+    content, _ = read_body(lambda: client.get_object(Bucket=bucket, Key=key), PART_BYTES)
     received.add(len(content))
     arriving.append(content)
+
+
+def read_body(get: Callable[[], GetObjectOutputTypeDef], most: int | None = None) -> tuple[bytes, str]:
+    """Make a request for a small object, again if the connection breaks meanwhile; return its content and ETag.
+
+    most: bytes from the beginning that are read at most. Raises as `download`.
+    """
+    broken = _broken()
+    for left in reversed(range(TRIES)):
+        answer = get()  # botocore tries again what has no answer.
+        try:
+            with contextlib.closing(answer["Body"]) as body:
+                return body.read(most), answer["ETag"]
+        except broken:
+            if not left:
+                raise
+    raise AssertionError
 
 
 def _fetch_part(client: S3Client, version: Version, file: FileIO, received: ByteCount, start: int) -> int:
@@ -94,10 +103,10 @@ def _fetch_part(client: S3Client, version: Version, file: FileIO, received: Byte
     broken = _broken()
     at, end = start, min(start + PART_BYTES, version.size)
     for last in [False] * (TRIES - 1) + [True]:
+        answer = client.get_object(
+            Bucket=version.bucket, Key=version.key, IfMatch=version.etag, Range=f"bytes={at}-{end - 1}"
+        )
         try:
-            answer = client.get_object(
-                Bucket=version.bucket, Key=version.key, IfMatch=version.etag, Range=f"bytes={at}-{end - 1}"
-            )
             with contextlib.closing(answer["Body"]) as body:
                 while block := body.read(min(_BLOCK_BYTES, end - at)):
                     received.add(len(block))

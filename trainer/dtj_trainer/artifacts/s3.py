@@ -7,6 +7,7 @@ client, never before a fork. Threads may share a client.
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -28,7 +29,8 @@ MEBIBYTE = 1024 * 1024
 MULTIPART_BYTES = 16 * MEBIBYTE
 """Larger objects are sent and fetched in parts of this size."""
 CONNECT_TIMEOUT_SECONDS = 5
-READ_TIMEOUT_SECONDS = 60
+READ_TIMEOUT_SECONDS = 60.0
+LEAST_READ_TIMEOUT_SECONDS = 5.0
 ATTEMPTS = 3
 """How often botocore tries one request, with exponential backoff, before it raises the error."""
 
@@ -172,7 +174,7 @@ def make_client(environment: Environment | None = None) -> S3Client:
         raise _unusable(error) from error
     config = botocore.config.Config(
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        read_timeout=READ_TIMEOUT_SECONDS,
+        read_timeout=_read_timeout(values),
         retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
         max_pool_connections=16,
         tcp_keepalive=True,
@@ -198,6 +200,15 @@ def make_client(environment: Environment | None = None) -> S3Client:
     client.meta.events.unregister("before-parameter-build.s3", botocore.handlers.validate_bucket_name)
     options.add_to(client)
     return client
+
+
+def _read_timeout(values: Environment) -> float:
+    """Return the seconds to wait for an answer. After all tries, a pod still knows in time that a store is silent."""
+    try:
+        patience = float(values.get(contract.ENV_SYNC_TIMEOUT_SECONDS) or math.inf)
+    except ValueError:  # dtj-launch names the variable.
+        patience = math.inf
+    return min(READ_TIMEOUT_SECONDS, max(LEAST_READ_TIMEOUT_SECONDS, patience / (2 * ATTEMPTS)))
 
 
 def _unusable(error: Exception) -> LastingS3Error:
@@ -231,6 +242,7 @@ def explain(error: Exception, uri: str, environment: Environment | None = None) 
     """
     import boto3.exceptions
     import botocore.exceptions as failures
+    import urllib3.exceptions
 
     where = endpoint(environment) or "AWS S3"
     bucket = _bucket_of(uri)
@@ -263,7 +275,8 @@ def explain(error: Exception, uri: str, environment: Environment | None = None) 
             "the file with the certificates of the store's CA",
             transient=False,
         )
-    if isinstance(error, (failures.HTTPClientError, failures.ConnectionError)):
+    # botocore passes on the error of urllib3 where an answer without a file, such as a list, is cut off.
+    if isinstance(error, (failures.HTTPClientError, failures.ConnectionError, urllib3.exceptions.HTTPError)):
         return S3Error(f"S3 at {where} can't be reached for {uri}: {_first_line(error)}", transient=True)
     if isinstance(error, failures.BotoCoreError):
         return S3Error(f"S3 at {where} failed for {uri}: {_first_line(error)}", transient=True)

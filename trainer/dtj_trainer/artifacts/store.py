@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dtj_trainer.artifacts import s3, s3_answers
 from dtj_trainer.artifacts.arriving_file import ArrivingFile
 from dtj_trainer.artifacts.multipart import Put, Uploads
-from dtj_trainer.artifacts.ranged_download import ByteCount, Version, download, fetch_whole
+from dtj_trainer.artifacts.ranged_download import ByteCount, Version, download, fetch_whole, read_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -164,8 +164,9 @@ class Store:
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
         """Read one small object and its ETag. Raises `NoSuchKey` when it does not exist."""
         with self._sentences(self.uri(key)):
-            answer = self._client.get_object(Bucket=self.location.bucket, Key=self._name(key))
-            return answer["Body"].read(), answer["ETag"]
+            return read_body(
+                lambda: self._client.get_object(Bucket=self.location.bucket, Key=self._name(key))
+            )
 
     def get_bytes(self, key: str) -> bytes:
         """Read one small object. Raises `NoSuchKey` when it does not exist."""
@@ -178,24 +179,19 @@ class Store:
         """
         condition: dict[str, Any] = {"IfNoneMatch": etag} if etag else {}
         with self._sentences(self.uri(key)):
+            bucket, name = self.location.bucket, self._name(key)
             try:
-                answer = self._client.get_object(
-                    Bucket=self.location.bucket, Key=self._name(key), **condition
-                )
+                return read_body(lambda: self._client.get_object(Bucket=bucket, Key=name, **condition), most)
             except Exception as error:
                 if etag and s3_answers.status_of(error) == HTTPStatus.NOT_MODIFIED:
                     return None
                 raise
-            with contextlib.closing(answer["Body"]) as body:
-                return body.read(most), answer["ETag"]
 
     def get_range(self, key: str, start: int, size: int) -> bytes:
         """Read at most `size` bytes of an object from an offset before its end. Raises `NoSuchKey`."""
         with self._sentences(self.uri(key)):
-            answer = self._client.get_object(
-                Bucket=self.location.bucket, Key=self._name(key), Range=f"bytes={start}-{start + size - 1}"
-            )
-            return answer["Body"].read()
+            bucket, name, part = self.location.bucket, self._name(key), f"bytes={start}-{start + size - 1}"
+            return read_body(lambda: self._client.get_object(Bucket=bucket, Key=name, Range=part))[0]
 
     def get_file(self, key: str, path: Path) -> None:
         """Download an object to `path`, in parts if it is large. Raises `NoSuchKey` when it does not exist."""

@@ -21,6 +21,9 @@ FINISHING_DELAY_SECONDS = 2.0
 """The longest delay between two attempts while a caller waits for the end."""
 LASTING_SECONDS = 15.0
 """A caller that waits gets an error that is not transient (no such bucket) only after it persisted for this long."""
+REPEATS = 3
+"""Each pass tries everything there is. While a caller waits for the end, so many passes may send something and leave
+something. What later passes send belongs to files that change all the time, and is no progress."""
 
 
 class SyncPass(Protocol):
@@ -30,6 +33,17 @@ class SyncPass(Protocol):
         """Transfer what is due; return True when nothing is left. Raises S3Error."""
 
 
+class Uploader(Protocol):
+    """Something that uploads in passes."""
+
+    @property
+    def bytes_uploaded(self) -> int:
+        """Return the bytes sent so far."""
+
+    def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
+        """Make one pass."""
+
+
 class SyncLoop:
     """Runs passes in a thread of its own. Errors are logged, and passes are repeated as long as the loop runs.
 
@@ -37,11 +51,18 @@ class SyncLoop:
     """
 
     def __init__(
-        self, what: str, sync_pass: SyncPass, interval: float = TICK_SECONDS, *, beside_program: bool = False
+        self,
+        what: str,
+        sync_pass: SyncPass,
+        interval: float = TICK_SECONDS,
+        *,
+        beside_program: bool = False,
+        sent: Callable[[], int] = lambda: 0,
     ) -> None:
         """`what` the loop does: `uploading files`. `interval`: seconds between passes.
 
-        `beside_program`: until the end of the program is reported, passes run at a low priority.
+        `beside_program`: until the end of the program is reported, passes run at a low priority. `sent`: returns the
+        bytes that the passes have sent.
         """
         self._what = what
         self._pass = sync_pass
@@ -57,8 +78,18 @@ class SyncLoop:
         self._error: S3Error | None = None
         self._failing_since = 0.0
         self.failures = 0
+        self._sent = sent
+        self._repeats = 0
+        """The passes since the last `ask` that sent something and left something, up to REPEATS. `_last_sent`: the
+        bytes sent by the end of the last of them."""
+        self._last_sent = 0
         self._in_background = beside_program
         self._thread = threading.Thread(target=self._begin, name=what, daemon=True)
+
+    @classmethod
+    def of(cls, what: str, uploader: Uploader) -> SyncLoop:
+        """Make the loop of an uploader that works beside a program."""
+        return cls(what, uploader.upload_pass, beside_program=True, sent=lambda: uploader.bytes_uploaded)
 
     def start(self) -> None:
         """Start the thread."""
@@ -87,6 +118,7 @@ class SyncLoop:
         """
         with self._changed:
             self._asked += 1
+            self._repeats = 0
             self._ended = ended
             self._hand_over()
             self._changed.notify_all()
@@ -132,6 +164,11 @@ class SyncLoop:
                     raise self._error
                 self._changed.wait(min(left, 1.0))
 
+    @property
+    def progress(self) -> int:
+        """The bytes sent, without those that are sent again and again: see REPEATS."""
+        return self._sent() if self._repeats < REPEATS else self._last_sent
+
     def _lasting(self, error: S3Error, asked: int) -> bool:
         """Return whether an error is final: a pass that began after the `ask` has tried all other files too."""
         tried = self._failed_after >= asked
@@ -149,7 +186,7 @@ class SyncLoop:
                 asked, ended = self._asked, self._ended
                 died_ns = None if ended else self._died_ns
             delay = self._interval
-            done = False
+            done, repeats, sent_before = False, 0, self._sent()
             try:
                 done = self._pass(ended=ended, died_ns=died_ns)
             except Superseded as error:
@@ -166,10 +203,14 @@ class SyncLoop:
                 delay = self._failed(S3Error(f"{self._what}: {error!r}", transient=True), backoff, asked)
             else:
                 self._recovered(backoff)
+                repeats = int(not done and self._sent() > sent_before)
             with self._changed:
                 if done:
                     self._answered = asked
                     self._changed.notify_all()
+                elif asked == self._asked and asked > self._answered and self._repeats < REPEATS:
+                    self._last_sent = self._sent()
+                    self._repeats += repeats
                 if asked > self._answered:
                     delay = min(delay, FINISHING_DELAY_SECONDS)
                 if asked == self._asked and self._thread is threading.current_thread() and not self._stopped:

@@ -13,6 +13,7 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts.pod_sync import PodSync
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.contract.failure_class import FailureClass
+from dtj_trainer.launch.grace import Grace
 from dtj_trainer.launch.hosts import RankHosts, rank_hosts
 from dtj_trainer.launch.outcome import decide
 from dtj_trainer.launch.output import LastLines, LogFile, writer_to
@@ -37,6 +38,7 @@ class Launcher:
         self._settings = settings
         self._command = command
         self._phases = PhaseLog()
+        self._grace = Grace()
         self._exits: list[RankExit] = []
         self._own_lines = LastLines(200)
         """Lines without a rank's prefix: the output of mpirun or gloo."""
@@ -77,6 +79,7 @@ class Launcher:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
+        self._grace.watch()
         return program.start() or program.wait()
 
     def _on_lines(self, lines: bytes) -> None:
@@ -112,13 +115,16 @@ class Launcher:
             line = f"dtj: {exit_report['class']}: {exit_report.get('message', '')}\n".encode()
             self._log_file.write(line)
             self._pass_on(line)
-        elif sync and not self._stopped and sync.record_success(settings.pod.name, _report_of(exit_report)):
+        elif sync and not self._stopped:
             # The ranks' pods have uploaded all but this log. The message comes before the log, whose upload may last.
-            exit_report["recorded"] = True
+            seconds = min(settings.sync_timeout, self._grace.left())
+            if sync.record_success(settings.pod.name, _report_of(exit_report), seconds):
+                exit_report["recorded"] = True
         write_termination(settings.termination_log, exit_report)
         if sync:
             try:
-                sync.finish(min(LOG_SYNC_SECONDS, settings.sync_timeout), ended=True)
+                seconds = min(LOG_SYNC_SECONDS, settings.sync_timeout)
+                sync.finish(seconds, ended=True, until=self._grace.left_to_upload)
             except S3Error as error:
                 log.warning("the launcher's log was not uploaded: %s", error)
         return exit_report["exitCode"] or (1 if failed else 0)

@@ -18,6 +18,7 @@ from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.contract.tracker import RunStatus
 from dtj_trainer.launch.accelerators import AcceleratorCheck
 from dtj_trainer.launch.files_outside import FilesOutside
+from dtj_trainer.launch.grace import REPORT_SECONDS, Grace
 from dtj_trainer.launch.phases import PhaseLog
 from dtj_trainer.launch.progress_watch import ProgressWatch
 from dtj_trainer.launch.running_programs import RunningPrograms
@@ -30,8 +31,6 @@ from dtj_trainer.utilisation.sampler import Sampler
 log = logging.getLogger(__name__)
 
 UNUPLOADED_CHECK_SECONDS = 30.0
-REPORT_SECONDS = 10.0
-"""Seconds of the pod's grace period for the termination message and the end of sshd."""
 LOG_SYNC_SECONDS = 60.0
 """Seconds to wait for the upload of a log at the pod's end. Other artifacts have the sync timeout."""
 
@@ -46,9 +45,13 @@ class ArtifactsUnavailable(Exception):
         self.cause = cause
 
 
-def stop_sync_seconds(sync_timeout: float) -> float:
-    """Return the seconds for the last sync of a pod that is asked to stop, within the pod's grace period."""
-    return min(sync_timeout, contract.TERMINATION_GRACE_SECONDS - contract.STOP_SECONDS - REPORT_SECONDS)
+def stop_sync_seconds(sync_timeout: float, grace: Grace) -> float:
+    """Return the seconds for the last sync of a pod whose programs were asked to stop.
+
+    A pod that was told to stop has what its programs left of the grace period.
+    """
+    ordinary = contract.TERMINATION_GRACE_SECONDS - contract.STOP_SECONDS - REPORT_SECONDS
+    return min(sync_timeout, grace.left_to_upload() if grace.begun else ordinary)
 
 
 def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> SyncSettings:
@@ -92,6 +95,7 @@ class Pod:
         """
         self.phases = PhaseLog()
         self.phases.reached("started")
+        self.grace = Grace()
         self.programs = RunningPrograms()
         self.stacks = Stacks(settings.logs, self.programs)
         self._sampler = Sampler(settings, self.programs.pids)
@@ -205,18 +209,21 @@ class Pod:
         """Upload all that is left; `ended` says that the programs ended and closed their files.
 
         Raises ArtifactsUnavailable after `timeout` seconds, or without `timeout` when no byte was uploaded for the
-        sync timeout.
+        sync timeout; in any case before the grace period ends.
         """
         self._watch.now()
         self._sync.warn_of_unuploaded()
         seconds = self._settings.sync_timeout if timeout is None else timeout
         try:
-            self._sync.finish(seconds, ended=ended, at_most=timeout is not None)
+            self._sync.finish(
+                seconds, ended=ended, at_most=timeout is not None, until=self.grace.left_to_upload
+            )
         except Superseded as error:
             raise _superseded(error) from error
         except S3Error as error:
+            within = "before the pod ends" if self.grace.left_to_upload() <= 0 else f"within {seconds:.0f} s"
             raise ArtifactsUnavailable(
-                f"not all artifacts could be uploaded within {seconds:.0f} s: {error}"
+                f"not all artifacts could be uploaded {within}: {error}"
                 if error.transient
                 else f"artifacts could not be uploaded: {error}"
             ) from error
@@ -225,11 +232,12 @@ class Pod:
     def end_tracking(self, status: RunStatus, *, stopped: bool = False) -> None:
         """Send the last metrics to the tracking server; takes seconds at most. Call it after `finish`."""
         if not self._sync.superseded:
-            self._tracking.end(status, stopped=stopped)
+            self._tracking.end(status, stopped=stopped, at_most=self.grace.left())
 
     def record_success(self) -> bool:
         """Record the job's success as the pod that decides it; return whether the bucket has it. Call it last."""
-        return self._sync.record_success(self._settings.pod.name, self.report())
+        seconds = min(self._settings.sync_timeout, self.grace.left())
+        return self._sync.record_success(self._settings.pod.name, self.report(), seconds)
 
     def close(self) -> None:
         """End everything that this start of the programs began: threads, servers, uploads, the tracking process."""
@@ -238,7 +246,7 @@ class Pod:
         self.stacks.close()
         self._tracking.close()
         self._background.close()
-        self._sync.close()
+        self._sync.close(self.grace.left())
 
     def _metrics(self) -> dict[str, float]:
         progress, artifacts = self._watch.now(), self._sync.artifacts()

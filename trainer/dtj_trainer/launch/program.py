@@ -19,8 +19,8 @@ from dtj_trainer.parent_death import die_with_parent
 
 POLL_SECONDS = 0.05
 SIGNAL_SECONDS = 1.0
-"""The longest wait of the main thread, which handles all signals. A signal that the kernel gives to another thread does
-not end the wait."""
+"""The longest wait of the main thread, which handles all signals. A signal that the kernel gives to another thread
+does not end the wait."""
 OUTPUT_END_SECONDS = 5.0
 """Seconds to read the output of an ended program, if another process keeps the output open."""
 NOT_EXECUTABLE = 126

@@ -20,6 +20,7 @@ from dtj_trainer.launch.failure import (
     cut_off,
     forget_failures,
     rank_exit,
+    signal_name,
     torch_error_file,
     unavailable,
 )
@@ -65,6 +66,8 @@ class Replica:
         self._alone = settings.pod.slots >= settings.world_size
         """Whether the job has no other pod with ranks."""
         self._group = ProgramGroup(members, self._describe)
+        self._succeeded = False
+        """Whether the programs have succeeded, and the pod has not reported it yet."""
 
     def run(self) -> int:
         """Run the programs to their end, then upload their artifacts; return the exit code."""
@@ -94,6 +97,7 @@ class Replica:
         # Ranks save a checkpoint together, also those of a pod that uploads only its log.
         quick = self._only_log and not self._settings.pod.slots
         self._group.stop_by_signals(kill_after=QUICK_STOP_SECONDS if quick else contract.STOP_SECONDS)
+        pod.grace.watch(self._told_to_stop)
         for member in self._members:
             member.program.give(tracker_variables(member.settings, os.environ))
         pod.phases.reached("programStarted")
@@ -148,6 +152,19 @@ class Replica:
     def _stop_programs(self) -> None:
         self._group.stop_soon(signal.SIGTERM, QUICK_STOP_SECONDS)
 
+    def _told_to_stop(self, number: int) -> None:
+        """Report a signal that arrives during the last upload, because the pod may be killed before the end of it."""
+        if self._succeeded:
+            self._report_exit(self._upload_stopped(number))
+
+    def _upload_stopped(self, number: int, why: str = "") -> RankExit:
+        exit_report = rank_exit(self._settings, ProgramEnd(128 + number))
+        exit_report["class"], exit_report["signal"] = FailureClass.SIGNAL, number
+        exit_report["message"] = (
+            f"the pod was told to stop ({signal_name(number)}) during its last upload{why and f': {why}'}"
+        )
+        return exit_report
+
     def _describe(self, member: Member, end: ProgramEnd) -> RankExit:
         lines = member.program.last_lines.lines()
         exit_report = rank_exit(member.settings, end, lines)
@@ -177,14 +194,22 @@ class Replica:
         if failed:
             # Report before the upload, because the pod may be killed during the upload.
             self._report_failure(pod, exit_report, first)
+        else:
+            self._succeeded = True
+            if number := self._group.stop_signal:
+                self._told_to_stop(number)
         closed = not any(cut_off(each.end, each.report) for each in ended)
         try:
             pod.finish(
-                ended=closed, timeout=self._sync_seconds(stopped=any(each.end.stopped for each in ended))
+                ended=closed, timeout=self._sync_seconds(pod, stopped=any(each.end.stopped for each in ended))
             )
         except ArtifactsUnavailable as error:
             if not failed and not self._only_log:
-                return self._report_exit(unavailable(self._settings, str(error), error.cause), first)
+                exit_report = unavailable(self._settings, str(error), error.cause)
+                if (number := self._group.stop_signal) and error.cause != FailureClass.SUPERSEDED:
+                    exit_report = self._upload_stopped(number, str(error))
+                self._succeeded = False
+                return self._report_exit(exit_report, first)
             if error.cause != FailureClass.SUPERSEDED:  # The termination message reports it.
                 log.warning("%s", error)
         pod.end_tracking(
@@ -197,6 +222,7 @@ class Replica:
             exit_report.update(pod.report())  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
             if self._settings.pod.uploads == "primary" and stop_signal is None and pod.record_success():
                 exit_report["recorded"] = True
+            self._succeeded = False
             self._report_exit(exit_report, first)
         return exit_report["exitCode"]
 
@@ -206,12 +232,12 @@ class Replica:
             exit_report["class"] = FailureClass.CONNECTION_LOST
             exit_report["message"] += f", while {', '.join(silent[:MOST_NAMES])} did not answer"
 
-    def _sync_seconds(self, *, stopped: bool) -> float | None:
+    def _sync_seconds(self, pod: Pod, *, stopped: bool) -> float | None:
         """Return the limit of the last upload; None: no limit while the bucket accepts bytes."""
         longest = self._settings.sync_timeout
         if self._only_log:
             return min(longest, QUICK_STOP_SECONDS if stopped else LOG_SYNC_SECONDS)
-        return stop_sync_seconds(longest) if stopped else None
+        return stop_sync_seconds(longest, pod.grace) if stopped else None
 
     def _report_failure(self, pod: Pod, exit_report: RankExit, first: Ended) -> None:
         """Write the termination message of a failure, with the checkpoint from which the program did not go on."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -96,8 +97,11 @@ class Tracking:
                 "there is no run at %s after %.0f s: the programs start without it", self._uri, seconds
             )
 
-    def end(self, status: RunStatus, *, stopped: bool = False) -> None:
-        """Wait for the last metrics, for seconds only; later calls do nothing. status: MLflow's status of the run."""
+    def end(self, status: RunStatus, *, stopped: bool = False, at_most: float = math.inf) -> None:
+        """Wait for the last metrics, for seconds only; later calls do nothing.
+
+        status: MLflow's status of the run. at_most: the seconds that the pod has.
+        """
         process = self._process
         if process is None or self._over.is_set():
             return
@@ -107,7 +111,7 @@ class Tracking:
         last = threading.Thread(target=self._send_last, args=(status,), daemon=True)
         last.start()
         longest = self._settings.tracking_end
-        seconds = min(STOPPED_SECONDS, longest) if stopped else longest
+        seconds = max(0.0, min(STOPPED_SECONDS if stopped else longest, longest, at_most))
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -73,6 +73,7 @@ class Worker:
             return code
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
+        pod.grace.watch()
         supervisor.opened()
         while not self._stopping and not pod.superseded and not (sshd and sshd.ended):
             time.sleep(POLL_SECONDS)
@@ -95,7 +96,8 @@ class Worker:
             return code
         log.info("worker %d was asked to stop", settings.pod.index)
         all_closed = supervisor.stop()
-        complete = self._last_sync(pod, ended=all_closed, timeout=stop_sync_seconds(settings.sync_timeout))
+        seconds = stop_sync_seconds(settings.sync_timeout, pod.grace)
+        complete = self._last_sync(pod, ended=all_closed, timeout=seconds)
         pod.end_tracking("KILLED", stopped=True)
         if sshd:
             sshd.stop()
