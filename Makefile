@@ -67,6 +67,7 @@ test: $(VENV)  ## everything: lint, unit, chart, trainer and cluster tests; logs
 
 test-chaos: $(VENV)  ## 200 kills of agents and programs; every fault on a training of each strategy, as a table, and what else takes long; an hour
 	DTJ_TEST_KILLS=$(KILLS) $(PY) -m pytest --capture=no tests/trainer/test_agent_kills.py
+	DTJ_TEST_STARTS=200 $(PY) -m pytest tests/trainer/test_starts_in_one_process.py
 	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- --real-trainings -m "chaos or matrix" tests/cluster
 
 test-unit: $(DEV_VENV)  ## tests of the operator, the dtj command and the SDK: no root, no network

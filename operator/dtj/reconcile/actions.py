@@ -91,3 +91,5 @@ ObjectAction = Create | CreateOwn | CreateSshSecret | ReplaceData | ExpireJob
 ControllerAction = AwaitEarlier | EnsurePodGroup | DeletePodGroup | CreateMpiJob | DeleteMpiJob
 """An action on an object of a scheduler or of another operator, or a wait for pods to end."""
 Action = PodAction | ObjectAction | ControllerAction
+CREATIONS = (AwaitEarlier, Create, CreateMpiJob, CreateOwn, CreatePod, CreateSshSecret, EnsurePodGroup)
+"""The actions that the API server may refuse for long, and the wait that precedes them."""

@@ -13,6 +13,7 @@ from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import Cluster
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import (
+    CREATIONS,
     Action,
     AwaitEarlier,
     ControllerAction,
@@ -31,6 +32,7 @@ from dtj.reconcile.actions import (
     PodAction,
     ReplaceData,
 )
+from dtj.reconcile.decision import soonest
 from dtj.reconcile.delegation import check_served
 from dtj.reconcile.live_reads import Unseen, await_earlier
 from dtj.reconcile.memory import Memory
@@ -40,8 +42,6 @@ from dtj.reconcile.view import Key
 from dtj.status.events import Happening
 
 _log = logging.getLogger(__name__)
-REFUSED_SECONDS = 10.0
-"""Seconds between two tries to create an object that the API server refuses: a quota, a policy, or a name in use."""
 BEHIND_SECONDS = 1.0
 """Seconds until the next pass when the cache is behind and no event causes an earlier pass."""
 # One pass sends at most this many requests. The next pass sends the rest, after passes over other jobs.
@@ -76,7 +76,13 @@ class Executor:
 
         look_again: seconds until the next pass is due if the API server refuses nothing.
         """
-        before = memory.refusals.begin()
+        refusals = memory.refusals
+        tries = any(isinstance(action, CREATIONS) for action in todo)
+        before = (
+            refusals.begin()
+            if tries or not refusals.tries.due_in()
+            else (refusals.obstacle, refusals.invalid)
+        )
 
         async def carry_out(action: Action) -> None:
             await self._carry_out(job, plan, memory, action)
@@ -90,18 +96,18 @@ class Executor:
             _log.info("%s/%s: %s", job.namespace, job.name, unseen)
             look_again = min(BEHIND_SECONDS, BEHIND_SECONDS if look_again is None else look_again)
         except Unmade as error:
-            memory.refusals.unmade(error)
+            refusals.unmade(error)
             raise
         except Refused as refused:
             _log.info("%s/%s: %s", job.namespace, job.name, refused)
-            memory.refusals.refused(refused)
-        obstacle = memory.refusals.obstacle
-        if before != (obstacle, memory.refusals.invalid):
-            # The next pass shows the change in the status. Wait a second if the pass before met an obstacle too: the
-            # message may change each time.
-            return 0.0 if obstacle is None or before[0] is None else 1.0
-        if obstacle is not None:
-            return min(REFUSED_SECONDS, look_again or REFUSED_SECONDS)
+            refusals.refused(refused, before[0])
+        else:
+            if tries:
+                refusals.tries.reset()
+        if before != (refusals.obstacle, refusals.invalid):
+            return 0.0  # The next pass shows the change in the status.
+        if refusals.obstacle is not None:
+            return soonest(refusals.tries.due_in(), look_again)
         return 0.0 if todo[_MOST_ACTIONS:] else look_again
 
     def _share(self) -> int:

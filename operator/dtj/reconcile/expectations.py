@@ -17,6 +17,9 @@ from dtj.reconcile.actions import (
 # An expectation expires after this many seconds. A cache that is further behind causes requests that change nothing.
 # An object that was deleted before the cache showed it is created again only after these seconds.
 _SECONDS = 3.0
+_UNSEEN_SECONDS = 3600.0
+"""For objects that no cache shows, since the operator may not read them. A user may delete such an object."""
+_UNSEEN = (CreateOwn, CreateSshSecret)
 _Key = tuple[str, ...]
 
 
@@ -27,15 +30,22 @@ class Expectations:
         """elapsed: returns seconds of a monotonic clock."""
         self._elapsed = elapsed
         self._until: dict[_Key, float] = {}
+        self._attempt = 0
 
     def add(self, action: Action) -> None:
         """Expect the effect of an action that was carried out."""
         key = _key(action)
         if key is not None:
-            self._until[key] = self._elapsed() + _SECONDS
+            unseen = isinstance(action, _UNSEEN)
+            self._until[key] = self._elapsed() + (_UNSEEN_SECONDS if unseen else _SECONDS)
 
-    def without(self, todo: Sequence[Action]) -> list[Action]:
-        """Return the actions that are not expected. Drop expectations that `todo` lacks: the cache shows them."""
+    def without(self, todo: Sequence[Action], attempt: int) -> list[Action]:
+        """Return the actions that are not expected. Drop expectations that `todo` lacks: the cache shows them.
+
+        attempt: the one that the actions are for. Each attempt makes all its objects.
+        """
+        if attempt != self._attempt:
+            self._attempt, self._until = attempt, {}
         wanted, now = {_key(action) for action in todo}, self._elapsed()
         self._until = {key: time for key, time in self._until.items() if key in wanted and time > now}
         return [action for action in todo if _key(action) not in self._until]

@@ -14,6 +14,7 @@ from dtj.reconcile.boot_clock import Clock
 from dtj.reconcile.event_recorder import EventRecorder
 from dtj.reconcile.expectations import Expectations
 from dtj.reconcile.refusal import Refusals
+from dtj.reconcile.retry import Tries
 from dtj.reconcile.ssh_secret import SshSecret
 from dtj.reconcile.stored_status import StoredStatus
 from dtj.status.record import Refusal
@@ -61,7 +62,8 @@ class Memory:
         self.stored = StoredStatus(clock.elapsed, counts_after)
         self.recorder = EventRecorder(clock)
         self.expectations = Expectations(clock.elapsed)
-        self.refusals = Refusals()
+        self.refusals = Refusals(Tries(uid, clock.elapsed), clock.elapsed)
+        self.record_tries = Tries(uid, clock.elapsed)
         self.ssh_secret = SshSecret()
         self.cost = Cost()
         self.over = False

@@ -24,13 +24,14 @@ from dtj.plan.model import Plan
 from dtj.reconcile.actions import Action, Create, CreatePod, CreateSshSecret
 from dtj.reconcile.boot_clock import Clock, boot_clock
 from dtj.reconcile.decision import Decided, decide, soonest
-from dtj.reconcile.executor import BEHIND_SECONDS, MOST_AT_ONCE, REFUSED_SECONDS, Executor
+from dtj.reconcile.executor import BEHIND_SECONDS, MOST_AT_ONCE, Executor
 from dtj.reconcile.live_reads import misses_one
 from dtj.reconcile.memory import Memory
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.observer import Observer, addresses
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.record import Recorder
+from dtj.reconcile.retry import FIRST_SECONDS
 from dtj.reconcile.snapshot import Snapshot, size
 from dtj.reconcile.tensorboard import keep
 from dtj.reconcile.view import Key, View
@@ -137,7 +138,9 @@ class Reconciler:
         memory.over = decided.decision.status.finished
         if await self._is_cache_behind(seen, decided):
             return BEHIND_SECONDS
-        todo = memory.expectations.without(decided.todo)
+        attempt = seen.job.status.current_attempt
+        todo = memory.expectations.without(decided.todo, attempt)
+        todo = memory.refusals.without(todo, (seen.job.generation, attempt))
         if seen.names_secret:
             decided, todo = await self._name_secret(memory, seen, decided, todo)
         wait = self._wait_to_store(memory, seen, decided, todo)
@@ -258,7 +261,7 @@ class Reconciler:
                 return 0.0  # The next pass shows the change in the status.
             if before is None:
                 return again
-        return soonest(again, REFUSED_SECONDS)
+        return soonest(again, FIRST_SECONDS)
 
     async def _keep_record(self, memory: Memory, seen: Snapshot, decided: Decided) -> float | None:
         """Make or delete the record pod of the job, and return the seconds until the next pass is due."""

@@ -17,6 +17,7 @@ from dtj.api.status import JobStatus
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.memory import Memory
 from dtj.reconcile.refusal import Refused, make
+from dtj.reconcile.retry import FIRST_SECONDS
 from dtj.reconcile.snapshot import Snapshot
 from dtj.reconcile.view import Key, OwnedRecord, controller_uid
 from dtj.status.decision import Decision
@@ -27,8 +28,8 @@ from dtj_trainer.contract.history import RecordedPod
 _log = logging.getLogger(__name__)
 MOST_RECORD_PODS = 16
 """Record pods at a time, of all jobs."""
-REFUSED_SECONDS = 10.0
-"""Seconds between two tries to create a record pod that the API server refuses."""
+MOST_LOST = 5
+"""The cluster may take away so many record pods of a job, one after another, before the record is given up."""
 _TURN_SECONDS = 5.0
 _PLACE = "spec.artifacts"
 
@@ -109,16 +110,23 @@ class Recorder:
             for pod in seen.records:
                 if not pod.deleting and (pod.name != name or pod.lost or not wanted):
                     await cluster.delete_pod(job.namespace, pod.name, pod.uid)
+                    if pod.lost and pod.name == name:
+                        memory.record_tries.fail()
         except ApiError as error:
             _log.warning("%s/%s: its record pod: %s", *key, error)
-            return REFUSED_SECONDS
+            return FIRST_SECONDS
         if not wanted:
             self.forget(key)
             memory.no_record = None
+            if not any(pod.lost for pod in seen.records):
+                memory.record_tries.reset()
             return None
         if any(pod.name == name for pod in seen.records):
             self._held.add(key)
             return None
+        if left := memory.record_tries.due_in():
+            self._held.discard(key)  # Other jobs have their turn meanwhile.
+            return left
         if key not in self._held and len(self._held) >= self._most:
             return self._turn(key)
         self._waiting.discard(key)
@@ -147,6 +155,11 @@ class Recorder:
         ]
         time, before = written_time(seen.now), memory.no_record
         since = before.since if before else time
+        if before is None and memory.record_tries.failed >= MOST_LOST:
+            why = f"the cluster took {MOST_LOST} record pods away, one after another"
+            memory.no_record = Refusal(why, since, lasting=True)
+            self._held.discard((job.namespace, job.name))
+            return 0.0
         try:
             # The record says of itself that it is written, as the stored status does once the pod has succeeded.
             written = as_recorded(job, status, _name(job, status), seen.now)
@@ -160,4 +173,5 @@ class Recorder:
             return None
         _log.warning("%s/%s: its record pod: %s", job.namespace, job.name, memory.no_record.why)
         self._held.discard((job.namespace, job.name))
-        return 0.0 if memory.no_record.lasting else REFUSED_SECONDS
+        memory.record_tries.fail()
+        return 0.0 if memory.no_record.lasting else memory.record_tries.due_in()

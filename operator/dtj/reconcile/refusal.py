@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dtj.api.identity import KIND
@@ -10,8 +11,14 @@ from dtj.api.job import Fault, Manifest
 from dtj.api.reasons import Reason
 from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
+from dtj.reconcile.actions import CREATIONS, Action
+from dtj.reconcile.retry import Tries
 from dtj.reconcile.view import controller_uid
 
+_INVALID = re.compile(r'[\w.]+ "[^"]*" is invalid: ')
+_PASSES_WITHOUT_ACCOUNT = 8
+"""The service account of a new namespace is created soon: within this many passes, which are 6 s at least."""
+_WORDS_SECONDS = 1200.0
 _CONFLICT, _TOO_LARGE, _SERVER_ERROR = 409, 413, 500
 
 
@@ -28,14 +35,19 @@ class Refused(Exception):
 
     @property
     def invalid(self) -> bool:
-        """Whether the API server refuses the object because the object itself is invalid."""
-        return self.error.status == 422 or (self.error.status == 400 and self.error.reason == "BadRequest")
+        """Whether the API server's own validation finds the object invalid, so that no later try can succeed.
+
+        Policies and webhooks of the cluster answer 422 too, in other words: `pods "x" is forbidden: …`.
+        """
+        if self.error.status == 422:
+            return _INVALID.match(self.error.message) is not None
+        return self.error.status == 400 and self.error.reason == "BadRequest"
 
     @property
     def obstacle(self) -> tuple[str, str]:
         """Reason and message for the status."""
         message = f"{self.what} can't be made: {self.why}"
-        if self.error.status == 403:
+        if self.error.status in (403, 422):
             # Only the message distinguishes a quota from other refusals.
             over_quota = "exceeded quota" in self.error.message
             return (Reason.QUOTA_EXCEEDED if over_quota else Reason.FORBIDDEN), message
@@ -52,38 +64,71 @@ class Unmade(ApiError):
     def __init__(self, error: ApiError, manifest: Manifest) -> None:
         super().__init__(error.status, error.reason, error.message, error.retry_after)
         what = f"{manifest['kind']} {manifest['metadata']['name']}"
-        self.obstacle = Reason.API_SERVER_ERROR, f"{what} can't be made, the API server answers {error}"
+        reason = Reason.FORBIDDEN if error.status == 403 else Reason.API_SERVER_ERROR
+        self.obstacle = reason, f"{what} can't be made, the API server answers {error}"
+
+
+Told = tuple[tuple[str, str] | None, tuple[Fault, ...]]
 
 
 @dataclass
 class Refusals:
-    """The objects of one job that the API server refused in the last pass."""
+    """The objects of one job that the API server refused in the last try, and when the next try is due."""
 
+    tries: Tries
+    elapsed: Callable[[], float]
+    """Returns seconds of a monotonic clock."""
     obstacle: tuple[str, str] | None = None
     """Reason and message for the status."""
     invalid: tuple[Fault, ...] = ()
     """Faults of an object of the plan that the API server calls invalid."""
-    _unmade: bool = False
-    _unmade_before: bool = False
+    _unmade: int = 0
+    _unmade_before: int = 0
+    _tried: object = None
+    """What was tried: the generation of the job, and the attempt."""
+    _worded_at: float = 0.0
+    """When the message of the obstacle was new."""
 
-    def begin(self) -> tuple[tuple[str, str] | None, tuple[Fault, ...]]:
-        """Reset the refusals at the beginning of a pass. Returns the obstacle and the faults of the last pass."""
+    def without(self, todo: Sequence[Action], tried: object) -> list[Action]:
+        """Return the actions without creations, while a try of the same was refused and the next is not due.
+
+        tried: differs where the refusal of an earlier try says nothing of the next one.
+        """
+        if self._tried != tried:
+            self._tried = tried
+            self.tries.reset()
+        if not self.tries.due_in():
+            return list(todo)
+        return [action for action in todo if not isinstance(action, CREATIONS)]
+
+    def begin(self) -> Told:
+        """Reset the refusals at the beginning of a try. Returns the obstacle and the faults of the last one."""
         before = self.obstacle, self.invalid
         self.obstacle, self.invalid = None, ()
-        self._unmade, self._unmade_before = False, self._unmade
+        self._unmade, self._unmade_before = 0, self._unmade
         return before
 
-    def refused(self, refused: Refused) -> None:
-        """Note a refusal."""
+    def refused(self, refused: Refused, before: tuple[str, str] | None) -> None:
+        """Note a refusal. before: the obstacle of the last try.
+
+        Some refusals have other words each time, such as the figures of a quota or the number of a request: the
+        status shows new words of the same reason seldom.
+        """
+        self.tries.fail()
         if refused.invalid:
             self.invalid = (Fault(refused.what, refused.why),)
-        else:
-            self.obstacle = refused.obstacle
+            return
+        self.obstacle = refused.obstacle
+        if before and before[0] == self.obstacle[0] and self.elapsed() - self._worded_at < _WORDS_SECONDS:
+            self.obstacle = before
+        elif before != self.obstacle:
+            self._worded_at = self.elapsed()
 
     def unmade(self, error: Unmade) -> None:
-        """Note that the API server could not create an object. The status shows only a second such pass."""
-        self._unmade = True
-        self.obstacle = error.obstacle if self._unmade_before else None
+        """Note that the API server could not create an object. The status shows what lasts for some passes."""
+        self._unmade = self._unmade_before + 1
+        told_from = _PASSES_WITHOUT_ACCOUNT if error.status == 403 else 2
+        self.obstacle = error.obstacle if self._unmade >= told_from else None
 
 
 def refuse(error: ApiError, manifest: Manifest) -> None:
@@ -92,7 +137,7 @@ def refuse(error: ApiError, manifest: Manifest) -> None:
     Return when the namespace is being deleted.
     """
     if error.status == 403 and "not found" in error.message and "serviceaccount" in error.message:
-        raise error  # The service account of a new namespace is created soon.
+        raise Unmade(error, manifest) from None  # The service account of a new namespace is created soon.
     if error.status == 403 and "being terminated" in error.message:
         return  # The job is deleted with its namespace.
     if error.status in (400, 403, 422):

@@ -8,11 +8,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 
+import pytest
+
 from dtj.api.identity import KIND, LABEL_INDEX
+from dtj.api.job import Manifest
 from dtj.api.status import ProgressStatus
+from dtj.cluster.port import ApiError
+from dtj.reconcile.retry import pause
 from dtj.status.progress_report import Report
 from tests.unit.support.kubelet import succeed_after_two_steps
 from tests.unit.support.world import KEY, World
@@ -213,3 +220,47 @@ async def test_no_pass_is_made_over_what_the_last_pass_wrote() -> None:
 
     world.cluster.change(JOB, lambda job: job["metadata"].update(labels={"team": "a"}))
     assert not is_echo(), "somebody else's change"
+
+
+# --- what is refused for an hour --------------------------------------------------------------------
+
+
+def _quota(manifest: Manifest, count: int) -> ApiError | None:
+    name = manifest["metadata"]["name"]
+    said = f'pods "{name}" is forbidden: exceeded quota: q, requested: pods=1'
+    return ApiError(403, "Forbidden", said) if manifest["kind"] == "Pod" else None
+
+
+def _other_words(manifest: Manifest, count: int) -> ApiError | None:
+    said = f"admission webhook denied the request: request {count}"
+    return ApiError(403, "Forbidden", said) if manifest["kind"] == "Pod" else None
+
+
+@pytest.mark.parametrize("strategy", ["Horovod", "TorchDistributed"])
+@pytest.mark.parametrize("refusal", [_quota, _other_words])
+async def test_an_hour_of_refusals_costs_few_writes(
+    strategy: str, refusal: Callable[[Manifest, int], ApiError | None]
+) -> None:
+    world, count = ThriftyWorld(strategy=strategy), itertools.count()
+    world.cluster.refuse = lambda manifest: refusal(manifest, next(count))
+    since = world.cluster.now
+    while world.cluster.now - since < timedelta(hours=1):
+        await world.step()
+    asked = world.asked()
+    assert 10 <= asked["create", "Pod"] <= 20, "not tried, or tried too often"
+    assert sum(asked.values()) - asked["create", "Pod"] <= 10, asked
+
+    # An edit of the job is tried at once.
+    before = len(world.cluster.calls)
+    world.cluster.refuse = lambda manifest: None
+    world.cluster.change(JOB, lambda job: job["metadata"].update(generation=2))
+    for _ in range(3):
+        await world.step()
+    assert world.asked(before)["create", "Pod"] >= 2
+
+
+def test_pauses_grow_and_differ() -> None:
+    pauses = [pause(tries, "a") for tries in range(1, 40)]
+    assert 8 <= pauses[0] <= 10
+    assert all(240 <= each <= 300 for each in pauses[6:])
+    assert len({pause(1, str(uid)) for uid in range(100)}) == 100

@@ -19,6 +19,7 @@ import pytest
 from dtj.api.identity import LABEL_RECORD
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
+from dtj.reconcile.record import MOST_LOST
 from tests.unit.support.fake_cluster import WRITES, FakeCluster
 from tests.unit.support.jobs import manifest
 from tests.unit.support.kubelet import Ending
@@ -252,6 +253,25 @@ async def test_a_pod_that_the_cluster_takes_away_is_made_again() -> None:
     world.cluster.change(name, lambda there: there.update(status={"phase": "Failed", "reason": "Evicted"}))
     await world.rest()
     assert (len(world.made), world.recorded) == (2, ("True", "EndRecorded"))
+
+
+async def test_pods_that_the_cluster_takes_away_again_and_again_are_given_up() -> None:
+    """The pod is gone at once each time, for example with OutOfpods."""
+    world = Recorded()
+    world.record = None
+    await world.until(lambda: bool(world.record_pods()))
+    began = world.cluster.now
+    while world.recorded != ("False", "RecordRefused"):
+        for pod in world.record_pods():
+            name = "Pod", "ml", pod["metadata"]["name"]
+            world.cluster.change(
+                name, lambda there: there["status"].update(phase="Failed", reason="OutOfpods")
+            )
+        await world.step()
+    assert len(world.made) == MOST_LOST
+    assert world.cluster.now - began >= timedelta(seconds=8 + 16 + 32 + 64), "without a pause"
+    assert world.condition("Recorded")["message"] == "the cluster took 5 record pods away, one after another"
+    await world.until(lambda: world.record_pods() == [])
 
 
 async def test_a_secret_that_is_missing_is_no_reason_to_wait() -> None:

@@ -18,7 +18,7 @@ from dtj_trainer.launch.output import lines_of
 from dtj_trainer.parent_death import die_with_parent
 
 POLL_SECONDS = 0.05
-SIGNAL_SECONDS = 1.0
+SIGNAL_SECONDS = 5.0
 """The longest wait of the main thread, which handles all signals. A signal that the kernel gives to another thread
 does not end the wait."""
 OUTPUT_END_SECONDS = 5.0
