@@ -157,7 +157,8 @@ def _without_counts(status: JobStatus) -> JobStatus:
         condition.model_copy(update={"message": ""}) if _counts(condition) else condition
         for condition in status.conditions
     ]
-    return status.model_copy(update={"replica_statuses": {}, "phase": phase, "conditions": conditions})
+    counts = {"replica_statuses": {}, "completed_indexes": None}
+    return status.model_copy(update={**counts, "phase": phase, "conditions": conditions})
 
 
 def _counts(condition: Condition) -> bool:

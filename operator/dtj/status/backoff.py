@@ -9,10 +9,12 @@ from datetime import datetime
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.status import JobStatus
+from dtj.api.unreadable import AnyJob
 from dtj.status.times import seconds_since
 
 _FIRST_SECONDS = 10.0
 _LONGEST_SECONDS = 300.0
+_LOST_AGAIN_SECONDS = 60.0
 GOOD_RUN_SECONDS = 600.0
 """Seconds of training after which the next restart counts as the first."""
 
@@ -24,6 +26,17 @@ def restarts_in_a_row(status: JobStatus, now: datetime, *, counts: bool) -> int 
     """
     before = 0 if _ran_for(status, now) >= GOOD_RUN_SECONDS else status.restarts_in_a_row or 0
     return before + counts or None
+
+
+def is_lost_again(job: AnyJob, pod: str, now: datetime) -> bool:
+    """Return whether a replica that was restarted alone is lost within a minute after the last pause.
+
+    A kubelet whose device plugin is broken, for example, refuses each pod at once.
+    """
+    status, since = job.status, restarted(job.status)
+    if since is None or pod.removeprefix(f"{job.name}-") not in (status.replica_attempts or {}):
+        return False
+    return seconds_since(since, now) - pause(status) < _LOST_AGAIN_SECONDS
 
 
 def pause(status: JobStatus) -> float:

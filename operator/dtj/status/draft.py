@@ -35,6 +35,7 @@ class Draft:
     now: datetime
     conditions: dict[ConditionType, Condition] = field(init=False)
     replica_statuses: dict[str, ReplicaStatus] = field(init=False)
+    completed_indexes: dict[str, str] | None = field(init=False)
     start_time: str | None = field(init=False)
     all_running_time: str | None = field(init=False)
     retry_time: str | None = field(init=False)

@@ -17,8 +17,9 @@ from dtj.api.job import Fault, in_a_line
 from dtj.api.reasons import Reason
 from dtj.api.status import Failure, JobStatus, Phase, ReplicaStatus
 from dtj.api.unreadable import AnyJob
-from dtj.status.backoff import pause, pause_left, restarts_in_a_row
+from dtj.status.backoff import is_lost_again, pause, pause_left, restarts_in_a_row
 from dtj.status.cleaning import counted_out, ends_pods, left_over, superseded
+from dtj.status.completed import with_completed
 from dtj.status.creation import due, is_begun
 from dtj.status.decision import Decision, Pods
 from dtj.status.delegated import abandoned, mpijob_held, mpijob_loss, of_attempt, released, was_held
@@ -112,7 +113,7 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
     """Evaluate a job with a plan by its pods."""
     old, now = job.status, draft.now
     attempt, start = old.current_attempt, old.start_time or written_time(now)
-    pods = present(expected, observed.pods, attempt)
+    draft.completed_indexes, pods = with_completed(job, expected, present(expected, observed.pods, attempt))
     named = {pod.name: pod for pod in pods}
     draft.replica_statuses = replica_statuses(expected, pods)
     merge_reports(draft, expected, observed, named)
@@ -209,20 +210,16 @@ def _lost(
         draft.failure = loss.failure
     if application:
         message += skip_checkpoint(draft, loss, expected)
-    if application and is_lasting(
-        draft.job,
-        loss.failure,
-        draft.progress,
-        draft.artifacts,
-    ):
+    if application and is_lasting(draft.job, loss.failure, draft.progress, draft.artifacts):
         return Decision(draft.finish(Phase.FAILED, Reason.MODULE_NOT_FOUND, f"{message}; {REMEDY}"))
     if application and restarts.application >= limit:
         return Decision(draft.finish(Phase.FAILED, Reason.BACKOFF_LIMIT_EXCEEDED, message))
-    # Where the other replicas continue, a replica lost to the cluster restarts without a pause.
+    # Where the others continue, a replica lost to the cluster restarts without a pause, unless it is lost again.
+    again_at_once = is_lost_again(draft.job, loss.failure.pod or "", draft.now)
     draft.restarts_in_a_row = restarts_in_a_row(
         draft.job.status,
         draft.now,
-        counts=expected.restarts_with is None or expected.all_or_nothing or application,
+        counts=expected.restarts_with is None or expected.all_or_nothing or application or again_at_once,
     )
     draft.retry_time = retry_begins(draft, loss)
     again = None

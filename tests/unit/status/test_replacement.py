@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -842,3 +843,25 @@ def test_without_a_chief_the_end_of_worker_0_is_the_jobs_and_that_of_another_wor
 
     assert status["phase"] == "Succeeded"
     assert condition(status, "Succeeded")["message"].startswith("mnist-worker-0 ended with exit code 0")
+
+
+async def test_a_replica_that_kubelets_refuse_again_and_again_has_growing_pauses() -> None:
+    """Broken device plugin: UnexpectedAdmissionError, at once, for each pod of the replica."""
+    spec = {"replicaSpecs": {"worker": {"replicas": 2}, "ps": {"replicas": 1}}}
+    world = World(strategy="ParameterServer", **spec)
+    world.kubelet.program = lambda pod, ran: None
+    await world.until(lambda: world.phase == "Running")
+    made, victim = len(world.cluster.created_pods), ("Pod", "ml", "mnist-worker-1")
+
+    def refuse(pod: Manifest) -> None:
+        pod["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no device"}
+
+    since = world.cluster.now
+    while world.cluster.now - since < timedelta(seconds=600):
+        pod = world.cluster.objects.get(victim)
+        if pod and pod["status"].get("phase") != "Failed" and "deletionTimestamp" not in pod["metadata"]:
+            world.cluster.change(victim, refuse)
+        await world.step()
+    assert 4 <= len(world.cluster.created_pods) - made <= 9
+    assert world.phase == "Restarting"
+    assert "mnist-worker-0" in world.pod_names(), "the others go on"

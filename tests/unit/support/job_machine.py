@@ -226,6 +226,13 @@ class Jobs(RuleBasedStateMachine):
         if pod is not None and pod["metadata"]["uid"] not in self.world.stuck:
             self.kubelet._move(pod)
 
+    @rule(which=WHICH)
+    def let_a_completed_pod_go(self, which: int) -> None:
+        """PodGC removes it with its node, or a drain evicts it."""
+        completed = [pod for pod in self.world.pods() if pod["status"]["phase"] == "Succeeded"]
+        if completed:
+            self.world.cluster.remove(("Pod", "ml", completed[which % len(completed)]["metadata"]["name"]))
+
     @rule(which=WHICH, end=EXITS)
     def end_a_container(self, which: int, end: tuple[int, str, str]) -> None:
         pod = self.pod(which)
