@@ -18,6 +18,9 @@ VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
+KUEUE_INDEX_LABEL = "kueue.x-k8s.io/pod-group-pod-index-label"
+"""The annotation that names the label with a pod's index: topology-aware scheduling gives neighbours the ranks of
+neighbours (https://kueue.sigs.k8s.io/docs/reference/labels-and-annotations)."""
 KUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
 _POLICY = "spec.runPolicy.schedulingPolicy"
 # What the operator writes on the pods of a gang, and a template may not.

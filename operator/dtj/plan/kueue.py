@@ -14,9 +14,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dtj.api.identity import LABEL_INDEX
 from dtj.api.job import Job, Manifest
 from dtj.api.names import LABEL_LENGTH
-from dtj.api.scheduling_rules import KUEUE_COUNT, KUEUE_GROUP, KUEUE_QUEUE, KUEUE_RETRIABLE
+from dtj.api.scheduling_rules import (
+    KUEUE_COUNT,
+    KUEUE_GROUP,
+    KUEUE_INDEX_LABEL,
+    KUEUE_QUEUE,
+    KUEUE_RETRIABLE,
+)
 from dtj.plan.merge import merged
 from dtj.plan.model import Plan, Replica
 
@@ -29,7 +36,11 @@ def with_kueue(job: Job, plan: Plan) -> Plan:
     workload = group_name(job, grouped[0].attempt)
     group = {
         "labels": {**queue["labels"], KUEUE_GROUP: workload},
-        "annotations": {KUEUE_COUNT: str(len(grouped)), KUEUE_RETRIABLE: "false"},
+        "annotations": {
+            KUEUE_COUNT: str(len(grouped)),
+            KUEUE_INDEX_LABEL: LABEL_INDEX,
+            KUEUE_RETRIABLE: "false",
+        },
     }
 
     def pod(replica: Replica) -> Manifest:
