@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
@@ -187,5 +187,10 @@ def grounds(page: Page) -> list[str]:
 
 
 def overflow(page: Page) -> int:
-    """CSS pixels by which a page is wider than its window."""
-    return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+    """CSS pixels by which a page is wider than its window, once it is drawn anew for a new size of the window."""
+    from playwright.sync_api import TimeoutError as PlaywrightTimeout
+
+    wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    with suppress(PlaywrightTimeout):
+        page.wait_for_function(f"{wider} <= 0", timeout=5000 * PATIENCE)
+    return int(page.evaluate(wider))

@@ -16,7 +16,8 @@ from typing import Any
 
 from dtj.admission.service import admission
 from dtj.api.identity import API_VERSION
-from dtj.cluster.api import connect
+from dtj.cluster.api import KubernetesApi, connect
+from dtj.cluster.port import ApiError
 from dtj.cluster.server_clock import ServerClock
 from dtj.handlers import configure_logs, handlers, spawn
 from dtj.leader import GRACE_SECONDS, Leader
@@ -99,13 +100,25 @@ async def _turn(elector: LeaseThread | None) -> None:
     """Wait for the CRD, because kopf looks up its resources only once, and then for the Lease."""
     cluster = await connect()
     try:
-        while not await cluster.serves(API_VERSION):
-            _log.warning("the cluster does not know %s yet: kubectl apply -f manifests/crd", API_VERSION)
+        while (obstacle := await _what_lacks(cluster)) is not None:
+            _log.warning("%s", obstacle)
             await asyncio.sleep(_CRD_SECONDS)
     finally:
         await cluster.close()
     if elector:
         await elector.acquire()
+
+
+async def _what_lacks(cluster: KubernetesApi) -> str | None:
+    """Return what the operator waits for at its start; None if the cluster serves the resource. Raises ApiError."""
+    try:
+        if await cluster.serves(API_VERSION):
+            return None
+    except ApiError as error:
+        if error.status:
+            raise
+        return f"the API server does not answer: {error.message}"
+    return f"the cluster does not know {API_VERSION} yet: kubectl apply -k manifests/crd"
 
 
 async def _work(

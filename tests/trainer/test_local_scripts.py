@@ -270,9 +270,11 @@ def test_a_run_that_fills_the_disk_of_its_store_ends_and_says_why(
     output = run.ended(1)
     folder = tmp_path / "home/runs/default/fills"
     assert re.search(rf"the disk of {folder} is full, \d+ bytes are free: the run ends unless", output)
+    # The store, whose disk is full too, refuses the last files at once, or does not answer: then the run is given up.
     error = output.replace("\n", " ")
-    assert re.search(rf"the disk of {folder} is full \(\d+ bytes are free there\)", error), output
-    assert "fills-worker-0: DiskFull: a disk is full: OSError: [Errno 28] No space left on device" in error
+    assert re.search(r"DiskFull: .*a disk is full: OSError: \[Errno 28\] No space left on device", error), (
+        output
+    )
     assert "set DTJ_HOME to a folder on another disk" in error
 
 

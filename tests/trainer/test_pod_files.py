@@ -230,6 +230,26 @@ def test_a_folder_that_another_pod_has_begun_belongs_to_the_next_snapshot(job: J
     assert job.last() == shards_of(1, 2, 3)
 
 
+def test_a_checkpoint_that_waited_for_a_pod_is_whole_although_the_next_one_has_begun(job: Job) -> None:
+    job.write(1, "step-1/b")
+    job.passes(1)
+    job.write(0, "step-1/a")
+    assert job.passes(0) == [False], "the file of the other pod is pending"
+    for _ in range(2):
+        job.clock.now += 5
+        job.passes(1)
+    (job.folders[0] / "step-2").mkdir()
+    with (job.folders[0] / "step-2/a").open("w") as begun:
+        begun.write("half")
+        begun.flush()
+        job.clock.now += 5
+        job.passes(0)
+        assert job.last() == {"step-1/a": "step-1/a of 0", "step-1/b": "step-1/b of 1"}
+    job.write(1, "step-2/b")
+    job.settle(90)
+    assert set(job.last()) == {"step-1/a", "step-1/b", "step-2/a", "step-2/b"}
+
+
 def test_a_file_that_comes_after_the_snapshot_makes_another_one(job: Job) -> None:
     job.write(0, "checkpoint-1/model.bin")
     job.settle()

@@ -84,6 +84,7 @@ _NAME_OF_A_CONTAINER = re.compile(r"\.containers\[[0-9]+\]\.name")
 _RESTARTS = "the operator restarts pods itself"
 _SET_BY_OPERATOR = {
     "hostname": "peers find the pod by it",
+    "hostnameOverride": "peers find the pod by its hostname",
     "subdomain": "peers find the pod by it",
     "restartPolicy": _RESTARTS,
     "hostNetwork": "two replicas on one node would want the same ports",
@@ -144,6 +145,7 @@ def _spec(path: str, spec: dict[str, Any], pod: OperatorsPod) -> Iterator[Fault]
         nameless = _NAME_OF_A_CONTAINER.fullmatch(fault.field.removeprefix(path))
         required = fault.message == "required"
         yield replace(fault, message=f"required ({pod.naming})") if required and nameless else fault
+    yield from _restarts_of_all(path, spec)
     yield from _names(path, spec, pod)
     yield from _mounts(path, spec, pod)
     for container in objects_of(spec.get("containers")):
@@ -151,6 +153,19 @@ def _spec(path: str, spec: dict[str, Any], pod: OperatorsPod) -> Iterator[Fault]
     for container in objects_of(spec.get("initContainers")):
         if not container.get("image"):
             yield Fault(f"{path}.initContainers[{_bracketed(container)}].image", "required")
+
+
+def _restarts_of_all(path: str, spec: dict[str, Any]) -> Iterator[Fault]:
+    """Yield a fault for each rule of a sidecar or init container by which the kubelet starts the program again.
+
+    The program would be a rank that starts anew beside ranks of the same attempt. See KEP-5532.
+    """
+    for kind in ("containers", "initContainers"):
+        for container in objects_of(spec.get(kind)):
+            for index, rule in enumerate(objects_of(container.get("restartPolicyRules"))):
+                if rule.get("action") == "RestartAllContainers":
+                    where = f"{path}.{kind}[{_bracketed(container)}].restartPolicyRules[{index}].action"
+                    yield Fault(where, f"RestartAllContainers can't be set: {_RESTARTS}")
 
 
 def _names(path: str, spec: dict[str, Any], pod: OperatorsPod) -> Iterator[Fault]:

@@ -35,7 +35,7 @@ class KubernetesApi(RestClient):
         try:
             await self._request("GET", f"/apis/{api_version}", "APIResourceList")
         except ApiError as error:
-            if error.status in (0, 404):
+            if error.status == 404:
                 return False
             raise
         return True

@@ -40,6 +40,9 @@ from dtj.status.times import written_time
 from dtj_trainer import contract
 
 _PROGRESS_SECONDS = 1.0
+_MORE_SPACE = (
+    "free space on that disk, then `dtj run FILE --resume`; or set DTJ_HOME to a folder on another disk"
+)
 _LOOK_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A replica gets its variables from the plan. Remove the variables of another job, or of an MPI that started dtj. The
@@ -255,6 +258,8 @@ class _Drive:
                 self._watcher.status(status)
             stopped = status.finished or (self._interrupts and status.phase is Phase.SUSPENDED)
             if stopped and not self._cluster.alive:
+                if self._was_full:
+                    self._watcher.note(f"the disk is full: {_MORE_SPACE}")
                 return
             if status.finished:
                 # End all pods, also with cleanPodPolicy None: no pod may outlive `dtj run`.
@@ -282,7 +287,7 @@ class _Drive:
         failures = "".join(f"; {failure}" for failure in self._cluster.failures)
         return DtjError(
             f"{what} ({free_bytes(folder)} bytes are free there){failures}",
-            "free space on that disk, then `dtj run FILE --resume`; or set DTJ_HOME to a folder on another disk",
+            _MORE_SPACE,
         )
 
     def _interrupted(self) -> None:

@@ -157,7 +157,7 @@ def _without_counts(status: JobStatus) -> JobStatus:
         condition.model_copy(update={"message": ""}) if _counts(condition) else condition
         for condition in status.conditions
     ]
-    counts = {"replica_statuses": {}, "completed_indexes": None}
+    counts: dict[str, object] = {"replica_statuses": {}, "completed_indexes": None}
     return status.model_copy(update={**counts, "phase": phase, "conditions": conditions})
 
 

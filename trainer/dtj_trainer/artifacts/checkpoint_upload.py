@@ -96,6 +96,7 @@ class CheckpointUploader:
         self._voids = 0
         self._begun: set[int] = set()  # Numbers of snapshots that are not completed.
         self._under_way: Due | None = None
+        self._waiting: Picture | None = None  # It lacked files of other pods when it was tried.
         self._last: Manifest | None = None
         self._lock = threading.Lock()
         self.newest: contract.CheckpointRef | None = None
@@ -153,7 +154,7 @@ class CheckpointUploader:
                 found = self._pictures.due(ended=ended, died_ns=died_ns)
                 last = self._pictures.last
                 if isinstance(found, Waits) and self._others.have_news(self._last, last, ended=over):
-                    found = Picture(last)
+                    found = self._waiting or Picture(last)
             newest = self._under_way or (self._named(index, found) if isinstance(found, Picture) else None)
             # A checkpoint whose files of other pods are late does not hold up the ones before.
             tried = False
@@ -238,7 +239,7 @@ class CheckpointUploader:
             self._under_way = None
             raise
         if manifest is None:
-            self._under_way = None
+            self._under_way, self._waiting = None, due.picture if newest else self._waiting
             return False
         self._fence.hold()
         self._store.put_bytes(f"{folder}/{contract.MANIFEST_FILE}", manifest.to_json())
@@ -267,7 +268,7 @@ class CheckpointUploader:
 
     def _drop(self, due: Due | None = None, error: Exception | None = None) -> None:
         """Begin with another picture, because this one is stored, or has become void by an error."""
-        self._under_way, self._voids = None, self._voids + 1 if due else 0
+        self._under_way, self._waiting, self._voids = None, None, self._voids + 1 if due else 0
         self._sent.drop_copies()
         if due is None:
             return

@@ -62,8 +62,7 @@ MOST_NAMED = 4
 """So many of the pods that are waited for are named."""
 AGAIN = "again"
 """The place of a pod's files that the pod with the claim has sent."""
-LONGEST_PAUSE_SECONDS = 10.0
-"""Between two listings while a pod is waited for."""
+LONGEST_PAUSE_SECONDS = 10.0  # Between two listings while a pod is waited for.
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,8 @@ class OtherPods:
         if self._is_time():
             self._listen()
             mine = {file.path for file in own if not is_lent(file)}
-            self._note_removed(mine | {path for path, node in nodes.items() if node.kind == "directory"})
+            if nodes is not last_nodes:  # The last picture is older than what was announced since.
+                self._note_removed(mine | {path for path, node in nodes.items() if node.kind == "directory"})
             kinds = {kind_of(path) for path, node in nodes.items() if not node.same(last_nodes.get(path))}
             self._wait_for(
                 pod
