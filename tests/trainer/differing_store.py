@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from email.message import Message
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from tests.trainer import s3_proxy
 from tests.trainer.conftest import ACCESS_KEY, BUCKET, SECRET_KEY
+from tests.trainer.s3_proxy import ProxyHandler, ProxyServer
 
 HOST = "store.example"
 """The name of the store where the name matters. No resolver knows this name."""
-_OF_THE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length", "expect", "host"}
 _OF_THE_SIGNATURE = {"authorization", "x-amz-date", "x-amz-security-token"}
 
 
@@ -114,8 +114,7 @@ class Differing:
     asked: list[Asked] = field(default_factory=list)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(ProxyHandler):
     store: Differing
 
     def _serve(self) -> None:
@@ -135,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.rfile.read(own.read)
             self.close_connection = True
-        self._answer(asked, own.status, [], own.content.encode())
+        self._answer(asked, s3_proxy.Answer(own.status, [], own.content.encode()))
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
@@ -153,32 +152,17 @@ class _Handler(BaseHTTPRequestHandler):
             back.join()
 
     def _forward(self, asked: Asked, body: bytes) -> None:
-        left_out = (*self.store.unknown, *_OF_THE_CONNECTION, *_OF_THE_SIGNATURE)
+        left_out = (*self.store.unknown, *s3_proxy.OF_THE_CONNECTION, "host", *_OF_THE_SIGNATURE)
         headers = {n: v for n, v in self.headers.items() if not n.lower().startswith(left_out)}
         request = AWSRequest(asked.method, self.store.upstream + asked.path, headers, body)
         _Signer(Credentials(ACCESS_KEY, SECRET_KEY), "s3", "us-east-1").add_auth(request)
         with closing(http.client.HTTPConnection(urlsplit(self.store.upstream).netloc)) as connection:
             connection.request(asked.method, asked.path, body, dict(request.headers.items()))
-            answer = connection.getresponse()
-            kept = [(n, v) for n, v in answer.getheaders() if n.lower() not in _OF_THE_CONNECTION]
-            self._answer(asked, answer.status, kept, answer.read(), answer.getheader("Content-Length"))
+            self._answer(asked, s3_proxy.Answer.of(connection.getresponse()))
 
-    def _answer(
-        self,
-        asked: Asked,
-        status: int,
-        headers: list[tuple[str, str]],
-        content: bytes,
-        length: str | None = None,
-    ) -> None:
-        self.send_response(status)
-        for name, value in headers:
-            self.send_header(name, value)
-        if status != 204:
-            self.send_header(
-                "Content-Length", (length if self.command == "HEAD" else None) or str(len(content))
-            )
-        self.end_headers()
+    def _answer(self, asked: Asked, answer: s3_proxy.Answer) -> None:
+        content = answer.content
+        self.begin_answer(answer)
         if self.command == "HEAD":
             return
         for start in range(0, len(content), 2**18):
@@ -189,16 +173,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            return self.rfile.read(self.size)
         blocks = []
         while size := int(self.rfile.readline(), 16):
             blocks.append(self.rfile.read(size))
             self.rfile.readline()
         self.rfile.readline()
         return b"".join(blocks)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
 
 
 class _Signer(S3SigV4Auth):
@@ -213,8 +194,7 @@ class _Signer(S3SigV4Auth):
         request.headers.replace_header("X-Amz-Content-SHA256", content)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+class _Server(ProxyServer):
     block_on_close = False
 
     def handle_error(self, *_: object) -> None:
@@ -233,10 +213,9 @@ def differing_store(upstream: str, tls: ssl.SSLContext | None = None) -> Iterato
     """A store on loopback in front of the S3 server at `upstream`. `tls`: the store speaks https with it."""
     store = Differing(upstream)
     handler = type("Handler", (_Handler,), {"store": store})
-    with _Server(("127.0.0.1", 0), handler) as server:
-        if tls:
-            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-        store.endpoint = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    server = _Server(("127.0.0.1", 0), handler)
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    with s3_proxy.serving(server) as endpoint:
+        store.endpoint = endpoint.replace("http:", "https:") if tls else endpoint
         yield store
-        server.shutdown()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 from urllib.parse import urlsplit
+
+from tests.trainer.s3_proxy import ProxyHandler, ProxyServer, serving
 
 What = Literal["file", "manifest", "read"]
 When = Literal["before", "half", "after"]
@@ -41,9 +41,8 @@ class AtRequest:
 class Proxy:
     """The state of a running proxy."""
 
-    def __init__(self, upstream: str, moment: AtRequest | None, kill: Callable[[], bool]) -> None:
+    def __init__(self, moment: AtRequest | None, kill: Callable[[], bool]) -> None:
         """kill: called once, at the moment; returns whether the client is dead."""
-        self.upstream = urlsplit(upstream).netloc
         self.kill = kill
         self._moment = moment
         self._lock = threading.Lock()
@@ -59,11 +58,11 @@ class Proxy:
             return moment.when if self._seen == moment.number else None
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(ProxyHandler):
     proxy: Proxy
 
     def _pass_on(self) -> None:
+        self.close_connection = True
         with suppress(ConnectionError):
             self.close_connection = not self._passed_on()
 
@@ -73,48 +72,28 @@ class _Handler(BaseHTTPRequestHandler):
         """Pass on a request and its answer; whether the client lives."""
         when = self.proxy.moment_of(self.command, self.path)
         assert "Transfer-Encoding" not in self.headers, "bodies in chunks are not passed on"
-        size = int(self.headers.get("Content-Length") or 0)
         if when == "before" and self.proxy.kill():
             return False
-        with closing(http.client.HTTPConnection(self.proxy.upstream)) as store:
-            # The signature covers the headers, Host among them.
-            store.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in self.headers.items():
-                if name.lower() not in ("expect", "connection"):
-                    store.putheader(name, value)
-            store.endheaders(self.rfile.read(size // 2))
-            if when == "half" and self.command != "GET" and self.proxy.kill():
-                return False
-            store.send(self.rfile.read(size - size // 2))
-            answer = store.getresponse()
-            content = answer.read()
+        answer = self.ask(self._halves(killed_between=when == "half" and self.command != "GET"))
         if when == "after" and self.proxy.kill():
             return False
-        return self._answered(answer, content, half=when == "half" and self.command == "GET")
-
-    def _answered(self, answer: http.client.HTTPResponse, content: bytes, *, half: bool) -> bool:
-        self.send_response_only(answer.status, answer.reason)
-        for name, value in answer.getheaders():
-            if name.lower() not in ("connection", "transfer-encoding", "content-length"):
-                self.send_header(name, value)
-        length = answer.getheader("Content-Length") if self.command == "HEAD" else None
-        self.send_header("Content-Length", length or str(len(content)))
-        self.end_headers()
-        first = len(content) // 2
-        self.wfile.write(content[:first])
-        if half and self.proxy.kill():
+        self.begin_answer(answer)
+        first = len(answer.content) // 2
+        self.wfile.write(answer.content[:first])
+        if when == "half" and self.command == "GET" and self.proxy.kill():
             return False
-        self.wfile.write(content[first:])
+        self.wfile.write(answer.content[first:])
         return True
 
-    def log_message(self, *_: Any) -> None:
-        pass
+    def _halves(self, *, killed_between: bool) -> Iterator[bytes]:
+        first = self.size // 2
+        yield self.rfile.read(first)
+        if killed_between and self.proxy.kill():
+            raise ConnectionAbortedError("the client is dead")
+        yield self.rfile.read(self.size - first)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
+class _Server(ProxyServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # A kill breaks connections.
             super().handle_error(request, client_address)
@@ -124,15 +103,8 @@ class _Server(ThreadingHTTPServer):
 def proxied(upstream: str, moment: AtRequest | None, kill: Callable[[], bool]) -> Iterator[str]:
     """Serve until the end of the block; yield the endpoint. See Proxy."""
 
-    class Handler(_Handler):
-        proxy = Proxy(upstream, moment, kill)
-
-    server = _Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    handler = type(
+        "Handler", (_Handler,), {"upstream": urlsplit(upstream).netloc, "proxy": Proxy(moment, kill)}
+    )
+    with serving(_Server(("127.0.0.1", 0), handler)) as endpoint:
+        yield endpoint

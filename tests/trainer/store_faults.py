@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from tests.trainer.s3_proxy import Answer, ProxyHandler, ProxyServer, serving
 
 from dtj_trainer.artifacts.store import StoredObject
 
@@ -21,7 +21,6 @@ SLOW_BYTES_PER_SECOND = 8192
 BURST_SECONDS, CALM_SECONDS = 3.0, 3.0
 """For so long each request gets 503, and for so long after that all are served."""
 _ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>{}</Message></Error>'
-_OWN_HEADERS = {"connection", "transfer-encoding", "content-length", "expect", "host"}
 
 
 @dataclass
@@ -62,20 +61,18 @@ class Fault:
 class FaultyStore:
     """The running proxy. `fault`: what it does now; None: nothing."""
 
-    def __init__(self, host: str, port: int) -> None:
-        """host, port: of the store."""
+    def __init__(self, upstream: str) -> None:
+        """upstream: host and port of the store."""
         proxy = self
         self.fault: Fault | None = None
         self._ends = threading.Event()
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(ProxyHandler):
             def do_GET(self) -> None:
                 fault, parts = proxy.fault, urlsplit(self.path)
                 query = parse_qs(parts.query, keep_blank_values=True)
                 key = unquote(parts.path).split("/", 2)[-1]
-                size = int(self.headers.get("Content-Length") or 0)
+                size = self.size
                 if fault is None:
                     self.pass_on(self.rfile.read(size))
                     return
@@ -104,7 +101,7 @@ class FaultyStore:
                         self.pass_on(b"", cut=True)
                     case "lost" if writes and not fault.count(f"{self.command} {self.path}") % 2:
                         fault.inject()
-                        self.ask(self.rfile.read(size))
+                        self.ask([self.rfile.read(size)])
                         self.reset()
                     case "denied" if fault.key in key:
                         self.refuse(fault, size, 403, "AccessDenied")
@@ -122,30 +119,10 @@ class FaultyStore:
 
             do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
 
-            def ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-                """Ask the store; return status, headers and body of its answer."""
-                store = HTTPConnection(host, port)
-                try:
-                    store.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-                    for name, value in self.headers.items():
-                        if name.lower() != "expect":
-                            store.putheader(name, value)
-                    store.endheaders(body or None)
-                    answer = store.getresponse()
-                    return answer.status, answer.getheaders(), answer.read()
-                finally:
-                    store.close()
-
             def pass_on(self, body: bytes, *, slowly: bool = False, cut: bool = False) -> None:
-                status, headers, content = self.ask(body)
-                own = {name.lower(): value for name, value in headers}
-                length = own.get("content-length", "0") if self.command == "HEAD" else str(len(content))
-                self.send_response(status)
-                for name, value in headers:
-                    if name.lower() not in _OWN_HEADERS:
-                        self.send_header(name, value)
-                self.send_header("Content-Length", length)
-                self.end_headers()
+                answer = self.ask([body])
+                content = answer.content
+                self.begin_answer(answer)
                 if cut:
                     self.wfile.write(content[: len(content) // 2])
                     self.reset()
@@ -162,10 +139,7 @@ class FaultyStore:
                 self.answer(status, _ERROR.format(code, "injected"))
 
             def answer(self, status: int, content: str) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", "application/xml")
-                self.send_header("Content-Length", str(len(content.encode())))
-                self.end_headers()
+                self.begin_answer(Answer(status, [("Content-Type", "application/xml")], content.encode()))
                 if self.command != "HEAD":
                     self.wfile.write(content.encode())
 
@@ -186,26 +160,18 @@ class FaultyStore:
                 finally:
                     self.connection.close()
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        class Server(ThreadingHTTPServer):
-            request_queue_size = 64
-
+        class Server(ProxyServer):
             def shutdown_request(self, request: object) -> None:
                 """Only close: a shutdown would end the connection in order, and not reset it."""
                 self.close_request(request)  # type: ignore[arg-type]
 
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
+        Handler.upstream = upstream
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
 
-    def close(self) -> None:
+    def end_hanging(self) -> None:
+        """Break the connections that hang."""
         self._ends.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 def _listed(objects: list[StoredObject], query: dict[str, list[str]]) -> str:
@@ -234,9 +200,9 @@ def _listed(objects: list[StoredObject], query: dict[str, list[str]]) -> str:
 @contextmanager
 def faulty_store(endpoint: str) -> Iterator[FaultyStore]:
     """Run a proxy before the store at an endpoint, until the end of the block."""
-    parts = urlsplit(endpoint)
-    store = FaultyStore(parts.hostname or "", parts.port or 80)
-    try:
-        yield store
-    finally:
-        store.close()
+    store = FaultyStore(urlsplit(endpoint).netloc)
+    with serving(store.server):
+        try:
+            yield store
+        finally:
+            store.end_hanging()

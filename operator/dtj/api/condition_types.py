@@ -33,3 +33,7 @@ class ConditionType(StrEnum):
     """Files of the pod of rank 0 can't be read, or the bucket refuses them. The message names the files."""
     RECORDED = "Recorded"
     """`end.json` in the bucket says how the job ended, or that it is suspended. A job without artifacts has none."""
+
+
+OF_UPLOADS = (ConditionType.CHECKPOINT_DELAYED, ConditionType.ARTIFACTS_INCOMPLETE)
+"""What hinders the uploads of a job."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from dtj.api.condition_types import ConditionType
+from dtj.api.condition_types import OF_UPLOADS, ConditionType
 from dtj.api.identity import KIND, SHORT_NAME
 from dtj.api.status import Phase
 from dtj.cli.durations import brief
@@ -29,7 +29,7 @@ PHASE_STYLES = {
     Phase.SUCCEEDED: "green",
     Phase.FAILED: "red",
 }
-_TROUBLES = (ConditionType.STALLED, ConditionType.CHECKPOINT_DELAYED, ConditionType.ARTIFACTS_INCOMPLETE)
+_TROUBLES = (ConditionType.STALLED, *OF_UPLOADS)
 
 
 def job_table(

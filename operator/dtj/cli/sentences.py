@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtj.api.condition_types import ConditionType
+from dtj.api.condition_types import OF_UPLOADS, ConditionType
 from dtj.api.status import ConditionStatus, JobStatus, Phase
 from dtj.cli.progress import figures
 
@@ -38,19 +38,21 @@ def _details(status: JobStatus) -> str:
         if _stalled(status):
             return _message(status, ConditionType.STALLED)
         shown = ", ".join(known[name] for name in ("step", "percent", "eta") if name in known)
-        troubles = (ConditionType.CHECKPOINT_DELAYED, ConditionType.ARTIFACTS_INCOMPLETE)
-        return "; ".join(
-            filter(None, (shown, *(_message(status, kind) for kind in troubles if status.holds(kind))))
-        )
+        return _with_troubles(shown, status)
     if status.phase is Phase.SUCCEEDED:
-        incomplete = status.holds(ConditionType.ARTIFACTS_INCOMPLETE)
-        lacks = _message(status, ConditionType.ARTIFACTS_INCOMPLETE) if incomplete else ""
-        return "; ".join(filter(None, (known.get("accuracy", ""), lacks)))
+        return _with_troubles(known.get("accuracy", ""), status)
     if status.phase in _WAITING:
         return next(
             (c.message for c in status.conditions if c.status is not ConditionStatus.TRUE and c.message), ""
         )
     return _message(status, ConditionType.SUSPENDED)
+
+
+def _with_troubles(details: str, status: JobStatus) -> str:
+    """Return the details, and what hinders the uploads."""
+    return "; ".join(
+        filter(None, (details, *(_message(status, kind) for kind in OF_UPLOADS if status.holds(kind))))
+    )
 
 
 def _stalled(status: JobStatus) -> bool:

@@ -23,12 +23,13 @@ _SKIP_BYTES = 64 * 1024
 
 def limit_space(file: Path) -> None:
     """Release the space of the oldest lines of a large file. A file system without holes keeps all lines."""
-    with suppress(OSError), file.open("r+b") as opened:
-        disk = os.fstat(opened.fileno())
+    with suppress(OSError):
+        disk = file.stat()
         if disk.st_blocks * 512 > MOST_BYTES:
             end = disk.st_size - (MOST_BYTES - ROTATE_BYTES)
-            # The kernel would overwrite a part of a block with zeros.
-            _punch(opened.fileno(), end - end % disk.st_blksize)
+            with file.open("r+b") as opened:
+                # The kernel would overwrite a part of a block with zeros.
+                _punch(opened.fileno(), end - end % disk.st_blksize)
 
 
 def text_from(opened: BinaryIO, at: int) -> int:

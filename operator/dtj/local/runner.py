@@ -285,10 +285,7 @@ class _Drive:
     def _disk_error(self, what: str, folder: Path) -> DtjError:
         """Return the error, with the failures that replicas have reported."""
         failures = "".join(f"; {failure}" for failure in self._cluster.failures)
-        return DtjError(
-            f"{what} ({free_bytes(folder)} bytes are free there){failures}",
-            _MORE_SPACE,
-        )
+        return DtjError(f"{what} ({free_bytes(folder)} bytes are free there){failures}", _MORE_SPACE)
 
     def _interrupted(self) -> None:
         self._interrupts += 1

@@ -64,6 +64,7 @@ class Memory:
         self.expectations = Expectations(clock.elapsed)
         self.refusals = Refusals(Tries(uid, clock.elapsed), clock.elapsed)
         self.record_tries = Tries(uid, clock.elapsed)
+        """The record pods that the cluster took away or refused."""
         self.ssh_secret = SshSecret()
         self.cost = Cost()
         self.over = False

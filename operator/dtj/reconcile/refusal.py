@@ -68,9 +68,6 @@ class Unmade(ApiError):
         self.obstacle = reason, f"{what} can't be made, the API server answers {error}"
 
 
-Told = tuple[tuple[str, str] | None, tuple[Fault, ...]]
-
-
 @dataclass
 class Refusals:
     """The objects of one job that the API server refused in the last try, and when the next try is due."""
@@ -101,7 +98,7 @@ class Refusals:
             return list(todo)
         return [action for action in todo if not isinstance(action, CREATIONS)]
 
-    def begin(self) -> Told:
+    def begin(self) -> tuple[tuple[str, str] | None, tuple[Fault, ...]]:
         """Reset the refusals at the beginning of a try. Returns the obstacle and the faults of the last one."""
         before = self.obstacle, self.invalid
         self.obstacle, self.invalid = None, ()

@@ -42,8 +42,6 @@ from dtj.status.suspension import deactivation, held, is_held, is_suspending, re
 from dtj.status.times import seconds_since, written_time
 from dtj.status.waits import after_the_end, retry_begins, start_left, too_late
 
-_NOT_HELD_UP = "nothing holds up the next checkpoint"
-
 
 def evaluate(
     job: AnyJob, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
@@ -119,9 +117,6 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
     merge_reports(draft, expected, observed, named)
     draft.step_time = step_time(draft)
     _set_bottleneck(draft, observed)
-    if (held_up := observed.checkpoint_held_up) is not None:
-        reason = Reason.CHECKPOINT_INCOMPLETE if held_up else Reason.CHECKPOINT_COMPLETE
-        draft.set(ConditionType.CHECKPOINT_DELAYED, bool(held_up), reason, held_up or _NOT_HELD_UP)
 
     queued = is_queued(job, expected, pods)
     if queued:
@@ -214,7 +209,7 @@ def _lost(
         return Decision(draft.finish(Phase.FAILED, Reason.MODULE_NOT_FOUND, f"{message}; {REMEDY}"))
     if application and restarts.application >= limit:
         return Decision(draft.finish(Phase.FAILED, Reason.BACKOFF_LIMIT_EXCEEDED, message))
-    # Where the others continue, a replica lost to the cluster restarts without a pause, unless it is lost again.
+    # A replica that the cluster took restarts alone, without a pause unless the cluster takes the replica again.
     again_at_once = is_lost_again(draft.job, loss.failure.pod or "", draft.now)
     draft.restarts_in_a_row = restarts_in_a_row(
         draft.job.status,

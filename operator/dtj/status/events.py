@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
-from dtj.api.condition_types import ConditionType
+from dtj.api.condition_types import OF_UPLOADS, ConditionType
 from dtj.api.identity import API_VERSION, KIND, MANAGER
 from dtj.api.job import Manifest
 from dtj.api.reasons import QUIET, Reason
@@ -96,8 +96,7 @@ def _course(old: JobStatus, new: JobStatus) -> list[Happening]:
 
 def _troubles(old: JobStatus, new: JobStatus) -> list[Happening]:
     """Return the events of what hinders the uploads: one for each attempt."""
-    kinds = (ConditionType.CHECKPOINT_DELAYED, ConditionType.ARTIFACTS_INCOMPLETE)
-    found = [new.condition(kind) for kind in kinds if new.holds(kind) and not old.holds(kind)]
+    found = [new.condition(kind) for kind in OF_UPLOADS if new.holds(kind) and not old.holds(kind)]
     return [Happening("Warning", c.reason, c.message, same=f"attempt {new.attempt}") for c in found if c]
 
 

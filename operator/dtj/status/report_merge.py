@@ -1,8 +1,9 @@
-"""Merge the reports of the pods into the draft of the status: progress, artifacts, and what is not uploaded."""
+"""Merge the reports of the pods into the draft of the status: progress, artifacts, and what hinders the uploads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import Reason
@@ -16,6 +17,30 @@ from dtj.status.progress_report import not_uploaded
 from dtj.status.termination import read_termination, reported
 
 
+@dataclass(frozen=True)
+class _Reported:
+    """A condition that holds while a pod reports a trouble. message: while the pod reports none."""
+
+    kind: ConditionType
+    holds: Reason
+    holds_not: Reason
+    message: str
+
+
+_CHECKPOINT_DELAYED = _Reported(
+    ConditionType.CHECKPOINT_DELAYED,
+    Reason.CHECKPOINT_INCOMPLETE,
+    Reason.CHECKPOINT_COMPLETE,
+    "nothing holds up the next checkpoint",
+)
+_ARTIFACTS_INCOMPLETE = _Reported(
+    ConditionType.ARTIFACTS_INCOMPLETE,
+    Reason.FILES_REFUSED,
+    Reason.FILES_UPLOADED,
+    "no file is refused any more",
+)
+
+
 def merge_reports(draft: Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]) -> None:
     """Set progress and artifacts from the reports of running pods and the termination messages of ended pods.
 
@@ -27,17 +52,22 @@ def merge_reports(draft: Draft, expected: Expected, observed: Observed, named: M
     messages = [message for end in ends if end is not None and (message := read_termination(end)) is not None]
     last_reports = [reported(message) for message in messages]
     progress, artifacts = old.progress, old.artifacts
+    _tell(draft, observed.checkpoint_held_up, _CHECKPOINT_DELAYED)
     for refused in (observed.not_uploaded, *map(not_uploaded, messages)):
-        if refused is not None:
-            reason = Reason.FILES_REFUSED if refused else Reason.FILES_UPLOADED
-            told = f"files are not uploaded: {refused}" if refused else "no file is refused any more"
-            draft.set(ConditionType.ARTIFACTS_INCOMPLETE, bool(refused), reason, told)
+        _tell(draft, refused and f"files are not uploaded: {refused}", _ARTIFACTS_INCOMPLETE)
     for new_progress, new_artifacts in [(observed.progress, observed.artifacts), *last_reports]:
         progress = _progress(expected, progress, new_progress, evaluation)
         artifacts = _artifacts(expected, artifacts, new_artifacts)
     draft.progress, draft.artifacts = progress, artifacts
     if has_new_checkpoint(draft):
         draft.skipped_checkpoints = None
+
+
+def _tell(draft: Draft, trouble: str | None, reported: _Reported) -> None:
+    """Set a condition. trouble: what a pod reports; empty: nothing; None: the pod does not say."""
+    if trouble is not None:
+        reason = reported.holds if trouble else reported.holds_not
+        draft.set(reported.kind, bool(trouble), reason, trouble or reported.message)
 
 
 def _progress(

@@ -92,7 +92,7 @@ class FileUploader:
         """
         over = ended or died_ns is not None
         self.store.uploads.abort_changed()
-        errors = PassErrors(self.refused)
+        errors = PassErrors(self.refused, last=over)
         growing = [source for source in self.sources if isinstance(source.rule, Growing)]
         all_done = self._growing.upload(growing, self._names, errors, over=over)
         for source in self.sources:
@@ -117,9 +117,7 @@ class FileUploader:
         manifest = source.path / model_manifest.NAME if rule.manifest else None
         files = [(path, key) for path, key in source.files(self._names) if path != manifest]
         for path, key in files:
-            if errors.over(source):
-                break
-            if errors.waits(path) and not over:
+            if errors.passes_over(source, path):
                 continue
             with errors.of(source, path):
                 done &= self._consider(source, rule, path, key, over, died_ns)

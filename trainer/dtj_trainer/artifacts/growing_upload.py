@@ -99,9 +99,8 @@ class GrowingUploader:
         self._close_segments(errors, over=over)
         self._put_open_segments(errors, over=over)
         done = not any(
-            file.remains and known.is_ours and not errors.refuses(file.path)
+            known.file.remains and known.is_ours and not errors.refuses(known.file.path)
             for known in self._growing.values()
-            for file in (known.file,)
         )
         self._set_quiet_aside()
         return done
@@ -145,7 +144,7 @@ class GrowingUploader:
     def _close_segments(self, errors: PassErrors, *, over: bool) -> None:
         now, age = self._clock(), segment_seconds(len(self._growing))
         for file, source in self._growing.values():
-            if not errors.over(source) and (over or not errors.waits(file.path)):
+            if not errors.passes_over(source, file.path):
                 put, at_least = self._put(source, self._allowance.sent), _growing(source).age
                 with errors.of(source, file.path):
                     file.close_segments(put, now, over=over, age=max(age, at_least))
@@ -157,17 +156,13 @@ class GrowingUploader:
         due = [
             known
             for known in waiting
-            if over
-            or (
-                (known.file.open_due(now) or known.file.path.parent in continued)
-                and not errors.waits(known.file.path)
-            )
+            if over or known.file.open_due(now) or known.file.path.parent in continued
         ]
         # The file that waits longest is first. If the allowance does not suffice for it, no other file is put either.
         for file, source in sorted(due, key=lambda known: (known.file.waits_since, known.file.path)):
             at_most = math.inf if over else self._allowance.bytes
             put = self._put(source, self._allowance.spend)
-            if not errors.over(source):
+            if not errors.passes_over(source, file.path):
                 with errors.of(source, file.path):
                     if file.put_open(put, self._clock, over=over, at_most=at_most) is None:
                         return

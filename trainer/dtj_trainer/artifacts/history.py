@@ -72,7 +72,7 @@ class HistoryWriter:
     def end(
         self, by: str, attempt: int, report: Mapping[str, Any], fence: Fence | None, seconds: float = math.inf
     ) -> bool:
-        """Record the job's success, as the pod that decides it; return whether `end.json` has it by then.
+        """Record the job's success, as the pod that decides it; return whether `end.json` has it in time.
 
         by: `<role>-<index>` of the pod. report: its progress and artifacts. fence: its claim; None for a pod that
         claims nothing, and then the claim of a later attempt is looked for. seconds: how long to wait for the store.

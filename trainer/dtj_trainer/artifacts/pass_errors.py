@@ -22,8 +22,10 @@ log = logging.getLogger(__name__)
 class PassErrors:
     """The errors of one pass."""
 
-    def __init__(self, refused: RefusedFiles) -> None:
+    def __init__(self, refused: RefusedFiles, *, last: bool) -> None:
+        """`last`: the program has ended, so that refused files are tried once more."""
         self._refused = refused
+        self._last = last
         self._errors: list[S3Error] = []
         self._over: set[Source] = set()
 
@@ -59,10 +61,6 @@ class PassErrors:
         """Return whether a file was refused when it was tried last."""
         return path in self._refused
 
-    def waits(self, path: Path) -> bool:
-        """Return whether a file was refused a short time ago."""
-        return self._refused.waits(path)
-
     def accepted(self, path: Path) -> None:
         """Note that a file was uploaded."""
         self._refused.accepted(path)
@@ -70,6 +68,10 @@ class PassErrors:
     def over(self, source: Source) -> bool:
         """Return whether nothing more of a source can be uploaded in this pass."""
         return source in self._over
+
+    def passes_over(self, source: Source, path: Path) -> bool:
+        """Return whether this pass does not try a file: its source is over, or it was refused a short time ago."""
+        return self.over(source) or (not self._last and self._refused.waits(path))
 
     def raise_worst(self) -> None:
         """Raise an error of this pass if there is one; an error that is not transient takes precedence.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class RefusedFiles:
         return path in self._files
 
     def _describe(self) -> None:
-        named = [f"{path.name!a}: {why}"[:_MOST_CHARACTERS] for path, (_, why) in self._files.items()]
-        more = len(named) - _MOST_NAMED
-        self.text = "; ".join(named[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+        first = islice(self._files.items(), _MOST_NAMED)
+        named = "; ".join(f"{path.name!a}: {why}"[:_MOST_CHARACTERS] for path, (_, why) in first)
+        more = len(self._files) - _MOST_NAMED
+        self.text = named + (f"; and {more} more" if more > 0 else "")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.open_files import written_by
-from dtj_trainer.launch.process_tree import command_of, own_children, with_descendants
+from dtj_trainer.launch.process_tree import described, own_children, with_descendants
 from dtj_trainer.launch.running_programs import runs
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ END_BY_ITSELF_SECONDS = 1.0
 KILL_SECONDS = 5.0
 """Seconds for killed processes to end. The kernel may keep a process that waits for a device or for a file server."""
 POLL_SECONDS = 0.02
-_MOST_CHARACTERS = 200
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 
@@ -64,14 +63,14 @@ def _kill(left: list[int], kept: Iterable[Path]) -> list[Path]:
     while left and time.monotonic() < deadline:
         for pid in left:  # Before any ends: another one might start a new one, or complete what it does.
             _send(pid, signal.SIGSTOP)
-        files = _files_by_place(kept)
-        for pid in set(left) - told:
-            command = " ".join(command_of(pid)).replace("\n", " ")[:_MOST_CHARACTERS]
-            log.warning("process %d outlived the program and is killed: %s", pid, command)
+        new = set(left) - told
+        files = _files_by_place(kept) if new else {}
+        for pid in new:
+            log.warning("process %d outlived the program and is killed: %s", pid, described(pid))
             for path in _written_by(pid, files):
                 torn.append(path)
                 log.warning("process %d was writing %s", pid, path)
-        told.update(left)
+        told |= new
         for pid in left:
             _send(pid, signal.SIGKILL)
         time.sleep(POLL_SECONDS)

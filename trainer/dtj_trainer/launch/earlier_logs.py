@@ -21,9 +21,8 @@ def set_aside_earlier(root: Path) -> None:
     The bucket has them already, below the attempt that wrote them. The disk keeps those of one start.
     """
     for folder in (root / contract.LOGS, root / contract.UTILISATION):
-        with suppress(
-            OSError
-        ):  # There is none, or the disk is full: then logs go on where the earlier ones end.
+        # There is no such folder, or the disk is full: then logs go on where the earlier ones end.
+        with suppress(OSError):
             entries = [path for path in folder.iterdir() if path.name != EARLIER]
             if entries:
                 shutil.rmtree(folder / EARLIER, ignore_errors=True)

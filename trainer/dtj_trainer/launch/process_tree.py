@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+MOST_CHARACTERS = 300
+
 
 def children_by_parent() -> dict[int, list[int]]:
     """Return the process ids of the children of each process that has some, in ascending order."""
@@ -46,6 +48,11 @@ def environment_of(pid: int) -> dict[str, str]:
 def command_of(pid: int) -> list[str]:
     """Return the words of a process's command line; empty for a process that has ended or can't be read."""
     return read(Path(f"/proc/{pid}/cmdline")).split("\0")[:-1]
+
+
+def described(pid: int) -> str:
+    """Return the command line of a process on one line of at most MOST_CHARACTERS."""
+    return " ".join(command_of(pid)).replace("\n", " ")[:MOST_CHARACTERS]
 
 
 def numbered(folder: Path) -> list[Path]:

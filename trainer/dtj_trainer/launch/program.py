@@ -219,7 +219,9 @@ class Program:
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process in another thread: the main thread has signals to handle."""
+    """Wait for a process. The main thread has signals to handle meanwhile, so that another thread waits for it."""
+    if threading.current_thread() is not threading.main_thread():
+        return process.wait()
     waiting = threading.Thread(target=process.wait, daemon=True)
     waiting.start()
     while waiting.is_alive():

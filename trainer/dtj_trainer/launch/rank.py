@@ -63,7 +63,7 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     if end is None:
         supervisor.attach(Attached(rank, os.getpid(), program.pid or 0))
         end = program.wait(supervisor.died)
-    torn = end_descendants(settings.complete_files)
+    torn = end_descendants(settings.kept_whole)
     exit_report = rank_exit(settings, end, program.last_lines.lines())
     if program.pid is not None:
         supervisor.ended(cut_off=cut_off(end, exit_report), torn=torn)

@@ -104,7 +104,7 @@ class Replica:
         self._group.start(pod)
         check = self._check_world()
         ended = self._group.wait(pod)
-        pod.note_torn(end_descendants(self._settings.complete_files))
+        pod.note_torn(end_descendants(self._settings.kept_whole))
         if check:
             check.stop()
         pod.phases.reached("programEnded")

@@ -90,7 +90,7 @@ class Settings:
         return self.root != Path(contract.ROOT)
 
     @property
-    def complete_files(self) -> tuple[Path, ...]:
+    def kept_whole(self) -> tuple[Path, ...]:
         """The folders whose files are of use only when they are complete."""
         return self.checkpoints, self.root / contract.MODEL
 

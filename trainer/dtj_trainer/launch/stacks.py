@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dtj_trainer import contract
-from dtj_trainer.launch.process_tree import command_of, numbered, read, with_descendants
+from dtj_trainer.launch.process_tree import described, numbered, read, with_descendants
 from dtj_trainer.launch.running_programs import RunningPrograms
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ PROCESS_SECONDS = 8.0
 PROGRAM_SECONDS = 20.0
 """The time limit of py-spy for a program and its descendants. The remaining processes get the kernel's view only."""
 _AT_ONCE = 8
-_LINE = 300
 
 
 class Stacks:
@@ -93,7 +92,7 @@ def stacks_of(program: int) -> str:
     """Return the stacks of a program's first process and of its descendants; never empty while the program runs."""
     deadline = time.monotonic() + PROGRAM_SECONDS
     return "\n".join(
-        f"== process {pid}: {_command(pid)}\n{_stack(pid, deadline)}\n" for pid in with_descendants(program)
+        f"== process {pid}: {described(pid)}\n{_stack(pid, deadline)}\n" for pid in with_descendants(program)
     )
 
 
@@ -155,7 +154,3 @@ def _kernel_view(pid: int) -> Iterator[str]:
 
 def _state(pid: int) -> str:
     return (read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split() or [""])[0] or "-"
-
-
-def _command(pid: int) -> str:
-    return " ".join(command_of(pid)).replace("\n", " ")[:_LINE]

@@ -132,9 +132,8 @@ class Tracking:
             self._process.kill()
             self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
-            if (
-                stream and not self._writing.locked()
-            ):  # A writer of a full pipe has it until the process has ended.
+            # The lock belongs to a writer of a full pipe, until the process has ended.
+            if stream and not self._writing.locked():
                 with contextlib.suppress(OSError):
                     stream.close()
 
