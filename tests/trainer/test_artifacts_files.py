@@ -17,7 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from dtj_trainer.artifacts import growing_upload, model_manifest, rotation, segments, sync_loop
+from dtj_trainer.artifacts import (
+    growing_upload,
+    model_manifest,
+    refused_files,
+    rotation,
+    segments,
+    sync_loop,
+)
 from dtj_trainer.artifacts.backoff import Backoff, retry_transient
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.growing_upload import QUIET_SECONDS
@@ -648,6 +655,13 @@ def test_a_refused_log_is_told_once_and_keeps_no_other_file_from_its_upload(tmp_
     assert ended(uploader)
     assert uploader.refused.text == ""
     assert store.objects["logs/a.log"] == b"x\n"
+
+
+def test_refused_files_that_are_too_many_to_remember_hold_up_no_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(refused_files, "MOST_FILES", 1)
+    uploader = two_logs_and_a_model(tmp_path, Refusing("logs/"))
+    assert ended(uploader)
+    assert uploader.refused.text == "'a.log': logs/a.log: AccessDenied"
 
 
 def test_a_refused_file_of_the_model_is_an_error_that_names_it(tmp_path):

@@ -28,6 +28,7 @@ class PassErrors:
         self._last = last
         self._errors: list[S3Error] = []
         self._over: set[Source] = set()
+        self._refused_now: set[Path] = set()
 
     @contextmanager
     def of(self, source: Source, path: Path | None = None) -> Iterator[None]:
@@ -53,13 +54,14 @@ class PassErrors:
             self._refuse(source, path, RefusedKey(error.strerror or repr(error)))
 
     def _refuse(self, source: Source, path: Path, error: RefusedKey) -> None:
+        self._refused_now.add(path)
         self._refused.add(path, str(error))
         if source.essential:
             self._errors.append(RefusedKey(f"{str(path)!a} is not uploaded: {error}"))
 
     def refuses(self, path: Path) -> bool:
-        """Return whether a file was refused when it was tried last."""
-        return path in self._refused
+        """Return whether a file was refused in this pass."""
+        return path in self._refused_now
 
     def accepted(self, path: Path) -> None:
         """Note that a file was uploaded."""

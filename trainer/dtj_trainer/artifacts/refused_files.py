@@ -52,9 +52,6 @@ class RefusedFiles:
             return False
         return self._clock() - refused[0] < RETRY_SECONDS
 
-    def __contains__(self, path: Path) -> bool:
-        return path in self._files
-
     def _describe(self) -> None:
         first = islice(self._files.items(), _MOST_NAMED)
         named = "; ".join(f"{path.name!a}: {why}"[:_MOST_CHARACTERS] for path, (_, why) in first)
