@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from tests.cluster.jobs import kubectl, until
+from tests.cluster.local.state import SUPERVISOR
 from tests.cluster.progress import note
 
 pytestmark = [pytest.mark.cluster, pytest.mark.last]
@@ -27,15 +29,25 @@ def objects(kind: str) -> list[dict[str, Any]]:
 
 def story() -> str:
     """What holds the namespaces, in one text: their conditions, and the objects with node, phase and finalizers."""
-    said = []
+    at = kubectl("get", "--raw=/api/v1/namespaces?limit=1")
+    said = [f"{datetime.now(UTC):%H:%M:%S}, resource version {json.loads(at)['metadata']['resourceVersion']}"]
+    dead = [name for name in SUPERVISOR.names() if not SUPERVISOR.alive(name)]
+    said += [f"{name} has ended: {SUPERVISOR.tail(name)}" for name in dead]
     for name in left():
         namespace = json.loads(kubectl("get", "namespace", name, "--output=json"))
-        held = [c for c in namespace["status"].get("conditions", []) if c["status"] == "True"]
-        said += [f"{name}: {c['type']}: {c['message']}" for c in held] or [f"{name}: no condition"]
+        meta, status = namespace["metadata"], namespace["status"]
+        said.append(
+            f"{name}: {status.get('phase')}, version {meta['resourceVersion']}, made {meta['creationTimestamp']},"
+            f" deleted {meta.get('deletionTimestamp')}"
+        )
+        said += [
+            f"{c['type']}: {c['message']}" for c in status.get("conditions", []) if c["status"] == "True"
+        ]
     for kind in ("pods", "dtj"):
         for one in objects(kind):
             meta = one["metadata"]
             facts = {
+                "version": meta["resourceVersion"],
                 "deleted": meta.get("deletionTimestamp"),
                 "finalizers": meta.get("finalizers"),
                 "node": one["spec"].get("nodeName"),
