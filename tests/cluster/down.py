@@ -7,7 +7,7 @@ import sys
 
 from tests.cluster import kind
 from tests.cluster.local import teardown
-from tests.cluster.local.paths import locked
+from tests.cluster.local.paths import RUN, locked
 from tests.cluster.progress import ClusterError, note
 
 
@@ -19,7 +19,7 @@ def main() -> int:
         if parser.parse_args().cluster == "kind":
             kind.down()
         else:
-            with locked("local cluster"):
+            with locked(RUN.name):
                 teardown.down()
     except ClusterError as error:
         note(f"error: {error}")

@@ -8,7 +8,7 @@ import sys
 from tests.cluster import images, kind
 from tests.cluster.exports import exports
 from tests.cluster.local import cluster
-from tests.cluster.local.paths import ADMIN_KUBECONFIG, locked
+from tests.cluster.local.paths import ADMIN_KUBECONFIG, RUN, locked
 from tests.cluster.progress import ClusterError, note
 
 
@@ -28,7 +28,7 @@ def main() -> int:
             kind.up()
             lines = exports(kind.KUBECONFIG, kind.store())
         else:
-            with locked("local cluster"):
+            with locked(RUN.name):
                 cluster.up()
             lines = exports(ADMIN_KUBECONFIG, cluster.STORE)
         if not options.no_images:

@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.cluster.local.paths import NAME
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ROOT = Path("/sys/fs/cgroup")
-PREFIX = "dtj-"
+PREFIX = f"{NAME}-"
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids")
 REMOVE_SECONDS = 10.0
 CPU_SHARES, WEIGHT_OF_PODS = "cpu.shares", 16 * 1024

@@ -34,7 +34,10 @@ def check_machine() -> None:
     if controllers:
         reasons.append(f"cgroup version 1 hierarchies are not mounted: {', '.join(controllers)}")
     if network.foreign_kubernetes():
-        reasons.append("another Kubernetes has its iptables rules here (chains KUBE-*)")
+        reasons.append(
+            "another Kubernetes has its iptables rules here (chains KUBE-*): a second cluster needs a network"
+            " namespace of its own, see tests/cluster/local/README.md"
+        )
     if reasons:
         _refuse(reasons)
 

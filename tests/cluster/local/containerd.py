@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tests.cluster.archives import images_in
 from tests.cluster.local import pause
-from tests.cluster.local.paths import CACHE
+from tests.cluster.local.paths import IMAGES
 from tests.cluster.local.processes import Component
 from tests.cluster.progress import ClusterError
 from tests.cluster.shell import run, succeeds
@@ -29,7 +29,7 @@ CNI_VERSION = "0.4.0"
 
 def root(node: Node) -> Path:
     """Its images and snapshots."""
-    return CACHE / "containerd" / node.name
+    return IMAGES / node.name
 
 
 def component(node: Node) -> Component:

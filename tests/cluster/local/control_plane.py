@@ -13,6 +13,7 @@ from tests.cluster.local.certificates import (
     key,
     kubeconfig,
 )
+from tests.cluster.local.kubernetes_build import minor
 from tests.cluster.local.layout import ADDRESS, API, API_PORT, DOMAIN, PODS, SERVICES
 from tests.cluster.local.paths import ADMIN_KUBECONFIG, RUN
 from tests.cluster.local.processes import Component
@@ -65,7 +66,7 @@ def apiserver(binaries: Path) -> Component:
             f"--bind-address={ADDRESS}",
             f"--advertise-address={ADDRESS}",
             f"--secure-port={API_PORT}",
-            "--insecure-port=0",
+            *_without_tls(binaries, "--insecure-port=0"),
             f"--cert-dir={RUN / 'apiserver'}",
             f"--tls-cert-file={certificate('apiserver')}",
             f"--tls-private-key-file={key('apiserver')}",
@@ -104,7 +105,7 @@ def controller_manager(binaries: Path) -> Component:
             f"--authorization-kubeconfig={config}",
             f"--bind-address={ADDRESS}",
             f"--cert-dir={RUN / 'controller-manager'}",
-            "--port=0",
+            *_without_tls(binaries, "--port=0"),
             "--leader-elect=false",
             "--use-service-account-credentials",
             f"--root-ca-file={CA}",
@@ -134,11 +135,16 @@ def scheduler(binaries: Path) -> Component:
             f"--authorization-kubeconfig={config}",
             f"--bind-address={ADDRESS}",
             f"--cert-dir={RUN / 'scheduler'}",
-            "--port=0",
+            *_without_tls(binaries, "--port=0"),
             "--leader-elect=false",
             *FAST_CLIENT,
         ),
     )
+
+
+def _without_tls(binaries: Path, flag: str) -> tuple[str, ...]:
+    """The flag that closes the port without TLS, which servers since 1.24 have no more."""
+    return (flag,) if minor(binaries) < 24 else ()
 
 
 def kubectl(*words: str | Path, stdin: str | None = None, timeout: float = 30) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from tests.cluster.local.certificates import CA, certificate, key
 from tests.cluster.local.control_plane import kubectl
 from tests.cluster.local.layout import ADDRESS, API, DOMAIN
-from tests.cluster.local.paths import RUN
+from tests.cluster.local.paths import PREFIX, PREFIX_VARIABLE, RUN
 from tests.cluster.local.processes import Component
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def watcher() -> Component:
         "dns-watcher",
         (sys.executable, "-m", "tests.cluster.local.dns"),
         ready=lambda: answers(f"kubernetes.default.svc.{DOMAIN}"),
-        env=(("PYTHONPATH", str(ROOT)), ("PYTHONUNBUFFERED", "1")),
+        env=(("PYTHONPATH", str(ROOT)), ("PYTHONUNBUFFERED", "1"), (PREFIX_VARIABLE, PREFIX)),
     )
 
 

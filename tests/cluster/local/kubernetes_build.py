@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,13 +39,33 @@ def key() -> str:
 
 
 def binaries() -> Path:
-    """The folder of the built programs; builds them where they are not there."""
+    """The folder of the programs: that of DTJ_TEST_KUBERNETES, or the built ones, which are built once.
+
+    Raises ClusterError where a program is missing.
+    """
+    if given := os.environ.get("DTJ_TEST_KUBERNETES"):
+        missing = [name for name in PROGRAMS if not os.access(Path(given) / name, os.X_OK)]
+        if missing:
+            raise ClusterError(f"DTJ_TEST_KUBERNETES={given} has no program {', '.join(missing)}")
+        return Path(given)
     target = CACHE / "kubernetes" / key()
     with built_once(target) as folder:
         if folder is not None:
             with step(f"building Kubernetes {VERSION} from Debian's source (once; some minutes)") as say:
                 _build(folder, say)
     return target
+
+
+@cache
+def minor(binaries: Path) -> int:
+    """The minor version of the programs in a folder, such as 20 for v1.20.2. Flags and fields depend on it."""
+    said = run(binaries / "kube-apiserver", "--version")
+    found = re.search(r"v1\.(\d+)\.", said)
+    if found is None:
+        raise ClusterError(
+            f"{binaries / 'kube-apiserver'} --version says {said.strip()!r}, not Kubernetes v1.N.P"
+        )
+    return int(found[1])
 
 
 def _build(folder: Path, say: Callable[[str], None]) -> None:

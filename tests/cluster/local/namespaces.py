@@ -30,7 +30,10 @@ def make(node: Node) -> None:
     run("mount", "--make-private", folder)
     for file in files:
         file.touch()
-    run("unshare", f"--net={files[0]}", f"--mount={files[1]}", "sh", "-ec", "\n".join(_mounts(node)))
+    # A mount namespace can be kept in an older one only, and Linux 6.18 tells the older one by numbers that each
+    # processor gives out by itself: the namespace of a second cluster is made on the same processor.
+    kept = ("unshare", f"--net={files[0]}", f"--mount={files[1]}", "sh", "-ec", "\n".join(_mounts(node)))
+    run("taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *kept)
 
 
 def remove(node: Node) -> None:

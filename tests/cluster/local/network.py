@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 FORWARD_BEFORE = RUN / "ip-forward-before"
-COMMENT = "dtj-cluster"
+COMMENT = RUN.name
 _COMMENTED = ("--match", "comment", "--comment", COMMENT)
 RULES = (
     # Docker, where it runs, drops what is forwarded and not its own.

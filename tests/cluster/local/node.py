@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tests.cluster.local import cgroups, containerd, namespaces, network, processes
 from tests.cluster.local.certificates import CA, certificate, key, kubeconfig
 from tests.cluster.local.control_plane import kubectl
+from tests.cluster.local.kubernetes_build import minor
 from tests.cluster.local.layout import ADDRESS, DOMAIN, PODS, Node
 from tests.cluster.local.processes import Component
 from tests.cluster.local.state import SUPERVISOR
@@ -17,12 +18,26 @@ from tests.cluster.progress import ClusterError, wait_for
 if TYPE_CHECKING:
     from pathlib import Path
 
+RUNTIME_IN_FILE, CGROUP_V1_REFUSED, MEMORY_VOLUMES_SIZED = 27, 31, 22
+"""The minor versions since which the kubelet's file names the runtime, and since which these defaults hold."""
+
 
 def kubelet(node: Node, binaries: Path) -> Component:
     """The process; makes the node's cgroup and configuration first."""
     cgroups.create(node.cgroup)
     config = node.directory / "kubelet.json"
-    config.write_text(json.dumps(_configuration(node), indent=2))
+    version = minor(binaries)
+    config.write_text(json.dumps(_configuration(node, version), indent=2))
+    runtime = _runtime(node)
+    flags = (
+        ()
+        if version >= RUNTIME_IN_FILE
+        else (
+            "--container-runtime=remote",
+            f"--container-runtime-endpoint={runtime}",
+            f"--image-service-endpoint={runtime}",
+        )
+    )
     return Component(
         f"kubelet-{node.name}",
         node.command(
@@ -33,9 +48,7 @@ def kubelet(node: Node, binaries: Path) -> Component:
             f"--node-ip={node.address}",
             f"--root-dir={node.directory / 'kubelet'}",
             f"--cert-dir={node.directory / 'kubelet-pki'}",
-            "--container-runtime=remote",
-            f"--container-runtime-endpoint=unix://{node.socket}",
-            f"--image-service-endpoint=unix://{node.socket}",
+            *flags,
             "--runtime-cgroups=/",
         ),
         ready=lambda: is_ready(node),
@@ -115,8 +128,22 @@ def _names(node: Node) -> tuple[str, ...]:
     return tuple(f"{program}-{node.name}" for program in ("kubelet", "containerd", "kube-proxy"))
 
 
-def _configuration(node: Node) -> dict[str, object]:
+def _runtime(node: Node) -> str:
+    return f"unix://{node.socket}"
+
+
+def _configuration(node: Node, version: int) -> dict[str, object]:
+    """The kubelet's file for a minor version, whose unknown fields the kubelet refuses."""
+    of_version: dict[str, object] = {}
+    if version >= RUNTIME_IN_FILE:
+        of_version |= {"containerRuntimeEndpoint": _runtime(node), "imageServiceEndpoint": _runtime(node)}
+    if version >= CGROUP_V1_REFUSED:
+        of_version["failCgroupV1"] = False
+    if version < MEMORY_VOLUMES_SIZED:
+        # A volume in memory is as small as its sizeLimit says, as on by default since 1.22.
+        of_version["featureGates"] = {"SizeMemoryBackedVolumes": True}
     return {
+        **of_version,
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "address": node.address,
@@ -135,8 +162,6 @@ def _configuration(node: Node) -> dict[str, object]:
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{node.cgroup}",
         "failSwapOn": False,
-        # A volume in memory is as small as its sizeLimit says, as on by default since 1.22.
-        "featureGates": {"SizeMemoryBackedVolumes": True},
         "maxPods": 200,
         "volumePluginDir": str(node.directory / "volume-plugins"),
         # Tests wait for all of these.

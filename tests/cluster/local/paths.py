@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dtj"
-RUN = Path("/var/lib/dtj-cluster")
+PREFIX_VARIABLE = "DTJ_TEST_CLUSTER_PREFIX"
+PREFIX = os.environ.get(PREFIX_VARIABLE, "10.200")
+"""The first two numbers of all addresses; another prefix is another cluster, with names and folders of its own."""
+NAME = "dtj" if PREFIX == "10.200" else f"dtj{PREFIX.removeprefix('10.')}"
+"""Begins the names of devices and cgroups."""
+RUN = Path(f"/var/lib/{NAME}-cluster")
+IMAGES = CACHE / ("containerd" if NAME == "dtj" else f"containerd-{NAME}")
+"""What each node's containerd keeps between clusters."""
 PKI = RUN / "pki"
 KUBECONFIGS = RUN / "kubeconfig"
 ADMIN_KUBECONFIG = KUBECONFIGS / "admin.yaml"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.cluster.local import cgroups, checks, containerd, network, processes
 from tests.cluster.local.layout import NODES
-from tests.cluster.local.paths import CACHE, RUN
+from tests.cluster.local.paths import IMAGES, RUN
 from tests.cluster.local.state import SUPERVISOR, made_here
 from tests.cluster.progress import ClusterError, step, wait_for
 from tests.cluster.shell import succeeds
@@ -68,7 +68,7 @@ def _kill_pods() -> None:
 
 def _mounts() -> list[str]:
     """Mounts in the cluster's directories, the innermost first."""
-    inside = (f"{RUN}/", f"{CACHE / 'containerd'}/")
+    inside = (f"{RUN}/", f"{IMAGES}/")
     lines = Path("/proc/self/mounts").read_text().splitlines()
     points = [line.split()[1].encode().decode("unicode_escape") for line in lines]
     return [point for point in reversed(points) if point.startswith(inside)]
