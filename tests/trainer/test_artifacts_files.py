@@ -114,6 +114,12 @@ def append(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+@pytest.mark.bound(
+    "agent",
+    "A program that logs without pause",
+    "Puts of a log",
+    "One an interval",
+)
 def test_growing_log_is_sent_at_most_each_interval(tmp_path, clock):
     store, path = FakeStore(), tmp_path / "log"
     uploader = FileUploader(store, [Source(path, "logs/x", LOG)], clock)
@@ -228,6 +234,12 @@ def test_an_event_file_is_divided_between_records_however_long(tmp_path, clock):
     assert len(store.objects) == 3
 
 
+@pytest.mark.bound(
+    "agent",
+    "A program with files that grow",
+    "Bytes that are sent again",
+    "A rate for all files of a pod together",
+)
 def test_what_is_put_again_is_bounded_and_who_waits_longest_is_next(monkeypatch, tmp_path, clock):
     at_once = SEGMENT_BYTES
     monkeypatch.setattr(growing_upload, "AGAIN_AT_ONCE_BYTES", at_once)
@@ -657,6 +669,12 @@ def test_a_refused_log_is_told_once_and_keeps_no_other_file_from_its_upload(tmp_
     assert store.objects["logs/a.log"] == b"x\n"
 
 
+@pytest.mark.bound(
+    "agent",
+    "A program whose files the store refuses",
+    "Refused files that the agent remembers",
+    "1,000",
+)
 def test_refused_files_that_are_too_many_to_remember_hold_up_no_end(tmp_path, monkeypatch):
     monkeypatch.setattr(refused_files, "MOST_FILES", 1)
     uploader = two_logs_and_a_model(tmp_path, Refusing("logs/"))

@@ -128,6 +128,12 @@ def test_two_processes_fill_and_evict_at_once(tmp_path: Path) -> None:
     assert sum(has(BlockCache(tmp_path, 80_000), number) for number in range(120)) > 50
 
 
+@pytest.mark.bound(
+    "agent",
+    "Jobs of a node",
+    "The cache of data on a node",
+    "`data.cache.size`",
+)
 def test_the_limit_holds_for_many_processes_none_of_which_writes_much(tmp_path: Path) -> None:
     size, most = 64 * 1024, 256
     numbers = itertools.count()

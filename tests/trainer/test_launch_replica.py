@@ -226,6 +226,12 @@ def test_progress_bars_and_long_lines(workspace):
     assert "".join(lines[1:]) == "x" * 40000
 
 
+@pytest.mark.bound(
+    "agent",
+    "A program, by its last words",
+    "The termination message",
+    "4,096 bytes",
+)
 def test_termination_message_keeps_within_the_kubelets_limit(workspace):
     assert workspace.python("for n in range(50): print(n, 'ä' * 2000)\nraise SystemExit(1)").ended() == 1
     message = workspace.termination  # Its size is checked there.

@@ -113,6 +113,12 @@ def test_in_a_job_of_5000_pods_each_passes_a_file_on_to_two_at_most() -> None:
     assert (above[0], max(nearest.values()), max(map(len, above))) == ([], 2, 12)
 
 
+@pytest.mark.bound(
+    "agent",
+    "Any pod that reaches port 8476",
+    "Files that a pod remembers others to have",
+    "A fixed number; the oldest go",
+)
 def test_strangers_make_a_pod_remember_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_askers, "MOST_FILES", 10)
     askers = Askers()
@@ -127,6 +133,12 @@ def test_the_pods_that_know_about_a_file_are_several() -> None:
     assert trackers_of("00000001" + "0" * 56, 2) == [1, 0]
 
 
+@pytest.mark.bound(
+    "agent",
+    "Any pod that reaches port 8476",
+    "Requests that do not end",
+    "A time limit for each",
+)
 def test_slow_requests_end_and_hold_up_nobody_for_long(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +150,12 @@ def test_slow_requests_end_and_hold_up_nobody_for_long(
         until(lambda: not workers(), "the end of the slow requests")
 
 
+@pytest.mark.bound(
+    "agent",
+    "Any pod that reaches port 8476",
+    "Transfers whose reader is slow",
+    "Cut off below a rate",
+)
 def test_a_reader_that_reads_nothing_is_cut_off(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_server, "SLOW_SECONDS", 0.2)
     monkeypatch.setattr(peer_server, "SLOW_BYTES_PER_SECOND", 1e9)
@@ -148,6 +166,12 @@ def test_a_reader_that_reads_nothing_is_cut_off(server: Server, monkeypatch: pyt
         assert len(connection.makefile("rb").read()) < SIZE
 
 
+@pytest.mark.bound(
+    "agent",
+    "Any pod that reaches port 8476",
+    "Transfers at once",
+    "A fixed number of one file; 429 beyond",
+)
 def test_more_transfers_than_a_pod_takes_are_refused_at_once(server: Server) -> None:
     asked = f"GET /checkpoints/{SHA256} HTTP/1.1\r\n\r\n".encode()
     with ExitStack() as stack:

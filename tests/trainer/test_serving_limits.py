@@ -36,6 +36,12 @@ def chunks(size: int) -> Iterator[bytes]:
         yield bytes(65536)
 
 
+@pytest.mark.bound(
+    "dtj serve",
+    "Any client",
+    "The body of a request",
+    "A setting; refused by its declared size",
+)
 @pytest.mark.parametrize("path", ["/predictions/m", "/v2/models/m/infer"])
 def test_a_body_above_the_limit_is_refused_by_its_declared_size(client: Client, path: str) -> None:
     answer = client("POST", path, bytes(MIB + 1))
@@ -45,6 +51,12 @@ def test_a_body_above_the_limit_is_refused_by_its_declared_size(client: Client, 
         assert b" 413 " in connection.recv(100)  # Without a byte of the body.
 
 
+@pytest.mark.bound(
+    "dtj serve",
+    "Any client",
+    "JSON of a request",
+    "A limit of its own",
+)
 def test_json_above_its_own_limit_is_refused_before_it_is_parsed(model: Path) -> None:
     with served(f"m={model}", "--max-json=1") as client:
         answer = client("POST", "/v2/models/m/infer", b" " * (MIB + 1))
@@ -61,6 +73,12 @@ def test_a_body_in_chunks_is_refused_when_it_passes_the_limit(client: Client, pa
     assert client("PUT", "/predictions/m", file_of(pixels(0))).status == 200
 
 
+@pytest.mark.bound(
+    "dtj serve",
+    "Any client",
+    "Pixels of a picture",
+    "Refused by its header",
+)
 def test_a_picture_with_too_many_pixels_is_not_decoded(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +150,12 @@ def test_a_request_that_does_not_come_is_given_up(model: Path, sent: bytes) -> N
 HEAD = b"POST /predictions/m HTTP/1.1\r\nHost: x\r\n"
 
 
+@pytest.mark.bound(
+    "dtj serve",
+    "Any client",
+    "Requests in a connection without an answer",
+    "A fixed number of bytes",
+)
 @pytest.mark.parametrize(
     "sent",
     [

@@ -27,6 +27,12 @@ def stored(*names: str, size: int = 10, at_once: bool = False) -> list[StoredFil
 EPOCHS = stored(*(f"epoch-{number}.pt" for number in range(1, 6)))
 
 
+@pytest.mark.bound(
+    "agent",
+    "A program that saves without end",
+    "Bytes of a checkpoint",
+    "`DTJ_CHECKPOINTS_KEEP_BYTES`, where it is set",
+)
 @pytest.mark.parametrize(
     ("files", "links", "most", "expected"),
     [

@@ -72,6 +72,12 @@ def test_answers(server: Server) -> None:
     assert server.ask("GET", "/../etc/passwd")[0] == 404
 
 
+@pytest.mark.bound(
+    "agent",
+    "Any pod that reaches port 8474",
+    "Connections of the status server",
+    "A time limit for each, and a fixed number of threads",
+)
 def test_slow_clients_end_and_others_are_answered(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_server, "REQUEST_SECONDS", 0.5)
     with ExitStack() as stack:

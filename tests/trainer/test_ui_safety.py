@@ -201,6 +201,12 @@ def test_a_large_body_is_refused_before_it_is_read(ui: Ui) -> None:
         refused_for_its_size(connection)
 
 
+@pytest.mark.bound(
+    "dtj ui",
+    "A page or program on the same machine",
+    "The body of a request",
+    "8 MiB",
+)
 def test_a_large_body_without_a_length_is_cut_off(ui: Ui) -> None:
     with connected(ui) as connection:
         piece = b"x" * (1 << 20)

@@ -106,6 +106,12 @@ def test_counters_that_fall_or_are_not_known_give_no_negative_figure() -> None:
     assert (program.cores, program.read, program.written) == (0.0, None, 0)
 
 
+@pytest.mark.bound(
+    "agent",
+    "A job that runs for long",
+    "Rows of utilisation",
+    "Intervals grow to a minute: 11,000 rows a week",
+)
 def test_intervals_are_short_at_first_and_few_in_a_week() -> None:
     assert [pause(age, 0.0) for age in (0.0, 61.0, 3600.0, 7200.0, 1e6)] == [5.0, 15.0, 15.0, 30.0, 60.0]
     age, looks = 0.0, 0

@@ -321,6 +321,12 @@ HUGE = [
 ]  # fmt: skip
 
 
+@pytest.mark.bound(
+    "webhook",
+    "Who may create jobs",
+    "Steps of a review",
+    "In proportion to the request",
+)
 @pytest.mark.parametrize("kind", HUGE)
 def test_the_work_grows_no_faster_than_the_request(kind: str) -> None:
     few, many = (steps(lambda size=size: answer("CREATE", huge(kind, size))) for size in (200, 1600))
@@ -328,6 +334,12 @@ def test_the_work_grows_no_faster_than_the_request(kind: str) -> None:
     assert many <= 9 * few
 
 
+@pytest.mark.bound(
+    "webhook",
+    "Who may create jobs",
+    "Faults in an answer",
+    "100, and the number of the rest",
+)
 @pytest.mark.parametrize("kind", HUGE)
 def test_a_hundred_faults_are_told_and_the_number_of_the_rest(kind: str) -> None:
     causes = answer("CREATE", huge(kind, 1600))["status"]["details"]["causes"]
@@ -336,6 +348,12 @@ def test_a_hundred_faults_are_told_and_the_number_of_the_rest(kind: str) -> None
     assert re.fullmatch(r"has 15\d\d more faults than are listed here", causes[-1]["message"])
 
 
+@pytest.mark.bound(
+    "webhook",
+    "Who may create jobs",
+    "Fields and entries of a job",
+    "20,000",
+)
 def test_a_job_of_too_many_fields_is_refused_before_anything_is_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

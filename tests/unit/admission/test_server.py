@@ -96,6 +96,12 @@ async def test_what_is_malformed_is_answered_with_400_and_why(
     assert status == 200, "it goes on"
 
 
+@pytest.mark.bound(
+    "webhook",
+    "Who may create jobs",
+    "Levels of a template",
+    "100",
+)
 @pytest.mark.parametrize("levels", [600, 9_000])
 async def test_a_job_nested_without_end_is_refused(running: Running, levels: int) -> None:
     wrong = job()
@@ -142,6 +148,12 @@ async def test_the_event_loop_moves_while_a_job_is_judged(
     assert (await answer)[0] == 200
 
 
+@pytest.mark.bound(
+    "webhook",
+    "Any pod that reaches the port",
+    "The bytes of a request",
+    "6.25 MiB, twice the largest object",
+)
 async def test_a_request_that_is_too_large_is_refused(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +164,12 @@ async def test_a_request_that_is_too_large_is_refused(
     assert (status, text) == (400, "the request has more than 6553600 bytes\n")
 
 
+@pytest.mark.bound(
+    "webhook",
+    "Any pod that reaches the port",
+    "The time of a request",
+    "A time limit, after which it is given up",
+)
 async def test_a_request_that_does_not_end_is_given_up(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,12 @@ def test_a_time_is_that_of_rfc_3339_or_dropped(written: Any, read: str | None) -
     assert (progress.updated_time, dropped) == (read, 0 if read else 1)
 
 
+@pytest.mark.bound(
+    "operator",
+    "A program, by what it reports",
+    "Numbers in the status",
+    "What a field can hold; others are dropped",
+)
 @pytest.mark.parametrize(
     ("field", "written", "read"),
     [
@@ -117,6 +123,12 @@ def test_a_number_is_bounded_or_dropped(field: str, written: Any, read: float | 
     assert (getattr(progress, field), dropped) == (read, 0 if read is not None else 1)
 
 
+@pytest.mark.bound(
+    "operator",
+    "A program, by what it reports",
+    "Texts in the status",
+    "1,024 characters each",
+)
 def test_a_text_has_no_control_characters_and_a_bounded_length() -> None:
     artifacts, _ = take(
         ArtifactsStatus, {"model": "s3://b/\x1b]52;c;x\x07\ud800\x9b\nm" + "x" * 10**6, "uri": 5}

@@ -245,6 +245,12 @@ print("the end")
 """
 
 
+@pytest.mark.bound(
+    "dtj run",
+    "A program that prints without end",
+    "Space of `output.log`",
+    "128 MB a pod",
+)
 def test_output_takes_limited_space_and_the_reader_skips_the_hole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from dtj.api.job import Job
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
@@ -74,6 +76,12 @@ def test_a_job_that_is_larger_than_all_room_is_cached_until_another_comes() -> N
     assert counted.made == 4
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs",
+    "The cache of plans",
+    "A number of replicas and of bytes in all; older plans are made again",
+)
 def test_of_jobs_as_large_as_the_api_server_takes_few_are_cached() -> None:
     counted = Counted(60)
     large = job(env=[{"name": f"A{number}", "value": "x" * 30_000} for number in range(16)])

@@ -236,6 +236,12 @@ def _other_words(manifest: Manifest, count: int) -> ApiError | None:
     return ApiError(403, "Forbidden", said) if manifest["kind"] == "Pod" else None
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs, over a quota or against a policy",
+    "Tries of what the API server refuses",
+    "Pauses from 10 s to 5 minutes: 20 creations of pods in an hour",
+)
 @pytest.mark.parametrize("strategy", ["Horovod", "TorchDistributed"])
 @pytest.mark.parametrize("refusal", [_quota, _other_words])
 async def test_an_hour_of_refusals_costs_few_writes(

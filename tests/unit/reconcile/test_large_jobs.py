@@ -221,6 +221,12 @@ async def test_requests_start_slowly_and_are_16_at_a_time_at_most() -> None:
     assert [max(batches[:1]), max(batches[1:3]), max(batches[3:7])] == [1, 2, 4]
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs",
+    "Requests at once for one job",
+    "16; 4 while other jobs wait",
+)
 async def test_a_large_job_leaves_other_jobs_most_of_the_api_server() -> None:
     world, running, most = World(**workers(40)), 0, 0
     create = world.cluster.create

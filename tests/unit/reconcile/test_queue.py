@@ -158,6 +158,12 @@ def pauses(queue: WorkQueue, timers: Timers, count: int) -> list[float]:
     return found
 
 
+@pytest.mark.bound(
+    "operator",
+    "A job whose pass fails",
+    "Passes over one job",
+    "Pauses that double up to 90 s",
+)
 async def test_pauses_after_failures_grow_up_to_a_limit_with_jitter(queue: WorkQueue, timers: Timers) -> None:
     found = pauses(queue, timers, 14)
 

@@ -71,6 +71,12 @@ async def test_a_job_succeeds_with_exactly_the_objects_it_needs() -> None:
     assert world.pod_names() == ["mnist-launcher-0"]
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs",
+    "Writes of a job that trains undisturbed",
+    "20 for a Horovod job of two workers, 10 of them of the status",
+)
 async def test_an_undisturbed_job_costs_few_writes() -> None:
     world = World()
 
@@ -617,6 +623,12 @@ async def test_a_pod_that_the_server_finds_invalid_fails_the_job_and_leaves_no_p
     assert world.pod_names() == []
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs",
+    "The status of a job, by the wrong values that it quotes",
+    "Each message is cut; 16 KiB with megabytes of wrong values",
+)
 async def test_a_long_wrong_value_makes_no_long_status() -> None:
     """etcd takes objects of 1.5 MiB: a status that quotes a value of that size would never be stored."""
     wrong = {"spec": {"containers": "A" * 700_000, "volumes": ["B" * 700_000]}}
@@ -629,6 +641,12 @@ async def test_a_long_wrong_value_makes_no_long_status() -> None:
     assert len(json.dumps(world.status)) < 16_384
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs",
+    "The time that the check of a job takes",
+    "A job of more than 20,000 fields and entries fails unread",
+)
 async def test_a_job_of_too_many_fields_fails_without_a_look_at_them() -> None:
     variables = [{"name": f"A{number}"} for number in range(20_000)]
     containers = [{"name": "trainer", "env": variables}]

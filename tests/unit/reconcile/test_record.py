@@ -223,6 +223,12 @@ async def test_the_ttl_waits_for_the_record() -> None:
     assert len(world.made) == 1
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs, with a store that does not answer",
+    "The time that an ended job waits for its record",
+    "5 minutes",
+)
 async def test_the_ttl_waits_five_minutes_at_most() -> None:
     world = Recorded(runPolicy={"backoffLimit": 0, "ttlSecondsAfterFinished": 0})
     world.record = None
@@ -317,6 +323,12 @@ async def test_an_operator_that_starts_anew_goes_on() -> None:
     assert (len(world.made), world.recorded) == (1, ("True", "EndRecorded"))
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs",
+    "Record pods, when many jobs end",
+    "A fixed number at a time; other jobs wait for their turn",
+)
 async def test_thousands_of_ends_have_a_few_record_pods_at_a_time() -> None:
     world = Recorded()
     world.records = 1

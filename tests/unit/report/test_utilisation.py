@@ -101,6 +101,12 @@ def test_values_that_are_no_numbers_are_not_known() -> None:
     assert (found.program, found.cores, found.memory, found.gpu) == ("ps-0", None, None, None)
 
 
+@pytest.mark.bound(
+    "dtj ui",
+    "Who may write to the bucket",
+    "Bytes of utilisation that are read",
+    "64 MiB, the newest attempts",
+)
 def test_the_newest_attempts_are_read_up_to_a_limit() -> None:
     sizes = {
         f"utilisation/attempt-{n}/worker-{m}.jsonl": MOST_BYTES // 5 for n in (9, 10) for m in (10, 2, 0)

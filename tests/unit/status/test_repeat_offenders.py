@@ -124,6 +124,12 @@ def test_a_preemption_by_the_kubelet_speaks_against_no_node() -> None:
     assert "nodeFailures" not in life.see(running(WORKER_0), preempted, running(LAUNCHER))
 
 
+@pytest.mark.bound(
+    "operator",
+    "A cluster whose nodes fail",
+    "Nodes in `status.nodeFailures`",
+    "32; the worst stay",
+)
 def test_a_status_remembers_a_bounded_number_of_nodes_and_the_worst_of_them() -> None:
     known: dict[str, int] | None = {"worst": 9}
     for number in range(100):

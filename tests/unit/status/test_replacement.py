@@ -845,6 +845,12 @@ def test_without_a_chief_the_end_of_worker_0_is_the_jobs_and_that_of_another_wor
     assert condition(status, "Succeeded")["message"].startswith("mnist-worker-0 ended with exit code 0")
 
 
+@pytest.mark.bound(
+    "operator",
+    "A node whose device plugin is broken",
+    "Pods made again for one replica",
+    "Growing pauses from the second loss on",
+)
 async def test_a_replica_that_kubelets_refuse_again_and_again_has_growing_pauses() -> None:
     """Broken device plugin: UnexpectedAdmissionError, at once, for each pod of the replica."""
     spec = {"replicaSpecs": {"worker": {"replicas": 2}, "ps": {"replicas": 1}}}
