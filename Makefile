@@ -32,7 +32,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster bench-serve gpu-kit
+.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade bench-serve gpu-kit
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -114,6 +114,11 @@ test-tracking-cluster: $(VENV)  ## the same server beside a real cluster, and a 
 # FUZZ="--jobs 1000 --seed 7", or FUZZ="--seed 7 --only 123" for one job of a run.
 fuzz: $(VENV)  ## 50,000 random jobs through webhook, job file, plan and reconciler; half an hour
 	@$(PY) -m tests.fuzz $(FUZZ)
+
+# FROM=COMMIT, the version that is upgraded and rolled back to.
+test-upgrade: FROM ?= 93ec95e8
+test-upgrade: $(VENV)  ## jobs of three strategies in nine states each, handed from one version to the other and back; seconds
+	@$(PY) -m tests.upgrade $(FROM)
 
 test-ends: $(VENV)  ## jobs end in every way on a real cluster, its API server stops, and the history says what was said; minutes
 	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- --capture=no -m ends tests/cluster
