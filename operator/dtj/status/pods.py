@@ -87,6 +87,10 @@ class PodView:
     """The LocalQueue of Kueue in which the pod waits or waited."""
     devices: tuple[tuple[str, int], ...] = ()
     """Extended resources of the containers, for example (nvidia.com/gpu, 2)."""
+    finalizers: tuple[str, ...] = ()
+    """What holds a deleted pod whose containers have ended."""
+    unstarted: bool = False
+    """Whether the pod has a node, and no container has begun."""
     ended: bool = False
     """Whether all containers have ended. The kubelet sets the phase a second or more later."""
 
@@ -102,10 +106,16 @@ class PodView:
 
     @property
     def told_to_end(self) -> datetime | None:
-        """Return when the deletion of the pod was requested; None if the pod is not being deleted."""
+        """Return when the deletion of the pod was requested; None if the pod is not being deleted.
+
+        A grace period may be so long that its end is after the year 9999. Then the time is not known either.
+        """
         if self.delete_by is None:
             return None
-        return read_time(self.delete_by) - timedelta(seconds=self.grace_seconds)
+        try:
+            return read_time(self.delete_by) - timedelta(seconds=self.grace_seconds)
+        except (ValueError, OverflowError):
+            return None
 
     @property
     def succeeded(self) -> bool:
@@ -152,7 +162,21 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         gates=tuple(gate["name"] for gate in (pod.get("spec") or {}).get("schedulingGates") or []),
         queue=labels.get(KUEUE_QUEUE),
         devices=tuple(_devices(pod)),
+        finalizers=_finalizers(metadata) if status.get("phase") in ("Succeeded", "Failed") else (),
+        unstarted=scheduled.get("status") == "True"
+        and (status.get("phase") or "Pending") == "Pending"
+        and not any(map(_has_begun, (*init.values(), *containers.values()))),
         ended=status.get("phase") in ("Succeeded", "Failed") or _all_ended(pod, containers.values()),
+    )
+
+
+def _finalizers(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(metadata.get("finalizers") or ()) if metadata.get("deletionTimestamp") is not None else ()
+
+
+def _has_begun(container: Mapping[str, Any]) -> bool:
+    return bool(
+        (container.get("state") or {}).keys() & {"running", "terminated"} or container.get("lastState")
     )
 
 
