@@ -165,9 +165,9 @@ def test_a_validation_line_has_its_own_step_and_does_not_lead() -> None:
     assert (found.step, found.leads) == (500, False)
 
 
-def test_a_million_keys_take_bounded_memory() -> None:
+def test_keys_without_end_take_bounded_memory() -> None:
     reader = OutputReader()
-    for number in range(20_000):
+    for number in range(2_000):
         reader.take([f"step={number} loss=0.5 key{number}=1"])
     assert len(reader._forms) <= output.MOST_FORMS
 

@@ -32,7 +32,7 @@ LOOK_SECONDS = 2.0
 MOST_ROWS = 8
 """Rows of training of one look. Of more, some between the first and the last are left out."""
 MOST_OTHER_ROWS = 50
-MOST_OUTPUT_BYTES = 16 * 1024
+MOST_OUTPUT_BYTES = 8 * 1024
 """Bytes of new output that are read at one look, the newest."""
 SEARCH_SECONDS = 30.0
 MOST_ENTRIES, DEEPEST, MOST_FILES = 2000, 6, 16

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MOST_FORMS = 64
 """Forms of lines that are remembered; of more, the one that was seen longest ago is forgotten."""
 MOST_CONTRADICTIONS = 2
+HUGGING_FACE = ("dictionary", "own")
+"""Begins the form of the lines of transformers' Trainer, which name their own epoch."""
 
 
 class _Form:
@@ -78,7 +80,11 @@ class OutputReader:
             if len(self._forms) > MOST_FORMS:
                 oldest = next(form for form in self._forms if form != self._stepping)
                 del self._forms[oldest]
-            return []
+            if found.form[:2] != HUGGING_FACE or self._stepping is None:
+                return []
+            # Beside a bar of steps, nothing else looks like this line, and each evaluation has one.
+            known = self._forms[found.form]
+            known.first = None
         self._forms.move_to_end(found.form)
         readings = []
         if known.first is not None:
@@ -172,5 +178,5 @@ class OutputReader:
             return found.of * epochs if epochs else None
         form = self._forms[found.form]
         # The bar of Hugging Face's Trainer is of all steps, beside bars of its evaluations.
-        of_all = any(name[:2] == ("dictionary", "own") for name in self._forms)
+        of_all = any(name[:2] == HUGGING_FACE for name in self._forms)
         return None if form.base or (self._other_bars and not of_all) else found.of

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 2000
 """Characters of a line that is looked at. Tables and dumps have longer ones."""
+_MAYBE = re.compile(r"%\||\d/\d|step|epoch|iter|\b(?:it|ep|batch|update)", re.IGNORECASE)
+"""What each of the forms has: most lines of a chatty program have nothing of it."""
 _MARKS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f]")
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
@@ -87,9 +89,9 @@ def said(line: str) -> Said | None:
     """Return what a line says; None for nothing that is known."""
     if len(line) > LONGEST_LINE:
         return None
-    text = _MARKS.sub("", line).strip()
-    if not any(character.isdigit() for character in text):
+    if not _MAYBE.search(line):
         return None
+    text = _MARKS.sub("", line).strip()
     for of_form in (_bar, _rich, _keras_epoch, _keras, _dictionary, _imagenet, _mnist, _pairs):
         if (found := of_form(text)) is not None:
             return found
@@ -171,7 +173,7 @@ def _dictionary(text: str) -> Said | None:
         found = ast.literal_eval(match[1])
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or "train_runtime" in found:  # Means over the whole training.
         return None
     values = {}
     for name, value in found.items():
