@@ -53,6 +53,12 @@ def test_a_script_in_an_own_image_trains_and_its_files_are_kept(namespace: Names
     whole = snapshots.Manifest.from_json(applied.artifacts().read(f"checkpoints/{folder}/manifest.json"))
     assert {f"epoch-{epoch}.pt" for epoch in range(1, 6)} <= whole.paths
     assert "epoch 5: loss" in applied.artifacts().read("logs/attempt-1/rank-0.log").decode()
+    # The script reports nothing: its progress and its curves are read from what it prints.
+    assert (status["progress"]["epoch"], status["progress"]["source"]) == (5, "Output")
+    rows = applied.artifacts().metrics()
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5]
+    assert {row["source"] for row in rows} == {"Output"}
+    assert rows[-1]["loss"] < rows[0]["loss"]
 
 
 def test_an_image_without_dtj_trainer_trains_too(namespace: Namespace) -> None:

@@ -7,7 +7,16 @@ from datetime import UTC, datetime
 
 def now_text() -> str:
     """Return the current time in RFC 3339, UTC, with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return _text(datetime.now(UTC))
+
+
+def text_of(seconds: float) -> str:
+    """Return a time in seconds since 1970 as `now_text` does. Raises ValueError, OverflowError or OSError."""
+    return _text(datetime.fromtimestamp(seconds, UTC))
+
+
+def _text(time: datetime) -> str:
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def seconds_of(text: str) -> float:

@@ -27,6 +27,9 @@ from dtj_trainer.clock import now_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+VALUES = "values"
+"""The field of the file with a program's own numbers, which go to metrics.jsonl and not to the status."""
+MOST_VALUES, LONGEST_NAME = 64, 64
 INTERVAL_SECONDS = 0.5
 """The shortest time between two writes of the file."""
 
@@ -38,6 +41,7 @@ class Reporter:
         self._path = path
         self._lock = threading.Lock()
         self._progress: contract.Progress = {}
+        self._values: dict[str, float] = {}
         self._first: tuple[float, int] | None = None
         self._written_at = -math.inf
         self._unwritten = False
@@ -54,8 +58,9 @@ class Reporter:
         eta_seconds: float | None = None,
         applied_twice: int | None = None,
         final: bool = False,
+        values: Mapping[str, float] | None = None,
     ) -> None:
-        """Update the given fields and keep the others; see the module's `report`."""
+        """Update the given fields and keep the others; see the module's `report`. `values`: the program's own."""
         now = time.monotonic()
         with self._lock:
             fields = self._progress
@@ -76,6 +81,9 @@ class Reporter:
                 fields["accuracy"] = float(accuracy)
             if applied_twice is not None:
                 fields["appliedTwice"] = int(applied_twice)
+            for name, value in (values or {}).items():
+                if (name in self._values or len(self._values) < MOST_VALUES) and len(name) <= LONGEST_NAME:
+                    self._values[name] = float(value)
             self._derive(now, eta_seconds)
             self._unwritten = True
             if final or self._at_end() or now - self._written_at >= INTERVAL_SECONDS:
@@ -134,7 +142,8 @@ class Reporter:
         written = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            written.write_text(json.dumps(self._progress))
+            finite = {name: value for name, value in self._values.items() if math.isfinite(value)}
+            written.write_text(json.dumps({**self._progress, **({VALUES: finite} if finite else {})}))
             written.replace(self._path)
         except OSError:
             return  # A full or missing disk must not stop the training.
@@ -161,11 +170,14 @@ def report(
     eta_seconds: float | None = None,
     applied_twice: int | None = None,
     final: bool = False,
+    **values: float,
 ) -> None:
     """Report the progress of the program. A field that is not given keeps its last value.
 
     `step` is 1 when the first optimizer step is done. Percent and remaining time are derived from `step` and
     `total_steps` unless `eta_seconds` is given. `applied_twice` counts batches whose update came again after a loss.
+    `values` are up to 64 numbers under names of the program's own, such as `lr=0.1`, `val_loss=0.4` or
+    `**{"train/f1": 0.8}`: `dtj-launch` writes them into metrics.jsonl with the step, so that each has a curve.
     The file is written at once with `final`, at the last step, and at the end of the program. Ranks other than 0 do
     nothing.
     """
@@ -181,6 +193,7 @@ def report(
         eta_seconds=eta_seconds,
         applied_twice=applied_twice,
         final=final,
+        values=values,
     )
 
 
@@ -238,6 +251,22 @@ def read(path: Path) -> contract.Progress:
     if not isinstance(content, dict):
         return {}
     return _known_fields(content)
+
+
+def values(path: Path) -> dict[str, float]:
+    """Read a program's own numbers in the progress file at `path`; none without a readable file."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    found = content.get(VALUES) if isinstance(content, dict) else None
+    if not isinstance(found, dict):
+        return {}
+    return {
+        name[:LONGEST_NAME]: float(value)
+        for name, value in list(found.items())[:MOST_VALUES]
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    }
 
 
 def _known_fields(content: Mapping[str, object]) -> contract.Progress:

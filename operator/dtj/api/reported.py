@@ -14,6 +14,8 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, WithJsonSchema
 
+from dtj_trainer import contract
+
 MOST_COUNTED = 10**15
 """No program takes more optimizer steps, and a float holds each whole number up to it."""
 MOST_MEASURED = 3.4e38
@@ -89,6 +91,10 @@ def _sentence(value: object) -> str | None:
     return text(value, SENTENCE_LENGTH) or None
 
 
+def _source(value: object) -> str | None:
+    return value if isinstance(value, str) and value in get_args(contract.Source) else None
+
+
 def _names(value: object) -> list[str] | None:
     return lines(value, MOST_NAMES, SENTENCE_LENGTH)
 
@@ -109,6 +115,9 @@ ReportedSentence = Annotated[str | None, BeforeValidator(_sentence)]
 """A sentence for people in one line, without control characters."""
 ReportedNames = Annotated[list[str] | None, BeforeValidator(_names)]
 """A few names of files, without control characters."""
+
+ReportedSource = Annotated[str | None, BeforeValidator(_source)]
+"""Where figures come from: a word of the contract."""
 
 
 def take(model: type[Model], said: object) -> tuple[Model | None, int]:

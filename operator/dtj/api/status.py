@@ -16,6 +16,7 @@ from dtj.api.reported import (
     Percent,
     ReportedNames,
     ReportedSentence,
+    ReportedSource,
     ReportedTime,
     ReportedUri,
 )
@@ -122,6 +123,9 @@ class ProgressStatus(ApiModel):
     """Batches that asynchronous parameter servers applied again after a loss, in all attempts."""
     export_error: ReportedSentence = None
     """Why the final model was not exported to ONNX."""
+    source: ReportedSource = None
+    """Where these figures come from, if the program does not report them: Program (its rows in metrics.jsonl),
+    TensorBoard (its event files), Output, or TrustedOutput (DTJ_READ_OUTPUT is trusted)."""
     updated_time: ReportedTime = None
     """When rank 0 reported this."""
 

@@ -7,6 +7,12 @@ from dtj.cli.durations import brief
 from dtj.report.number_text import number_text
 
 UNKNOWN = "-"
+_SOURCES = {
+    "TensorBoard": "TensorBoard",
+    "Output": "its output",
+    "TrustedOutput": "its output",
+    "Program": "metrics.jsonl",
+}
 
 
 def figures(status: JobStatus) -> dict[str, str]:
@@ -24,6 +30,7 @@ def figures(status: JobStatus) -> dict[str, str]:
         "rate": ("{} examples/s", None if speed is None else rate(speed)),
         "loss": ("loss {}", None if progress.loss is None else number_text(progress.loss)),
         "accuracy": ("accuracy {}", None if progress.accuracy is None else number_text(progress.accuracy)),
+        "source": ("by {}", _SOURCES.get(progress.source or "")),
         "applied twice": ("{} batches applied twice", progress.applied_twice),
         "eta": ("ETA {}", None if ended or left is None else brief(left)),
     }

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _BAR_WIDTH = 40
 _MOST_LOG_LINES = 10
-_MEASURES = ("rate", "loss", "accuracy", "applied twice")
+_MEASURES = ("rate", "loss", "accuracy", "source", "applied twice")
 """The figures that the program measures."""
 _DESIRED_CONDITIONS = {ConditionType.SUCCEEDED, ConditionType.RUNNING, ConditionType.CREATED}
 

@@ -8,6 +8,9 @@ from itertools import pairwise
 
 from dtj.report.run import Row
 
+SOURCE = "source"
+"""The value of the rows that dtj wrote for a program that writes none."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -46,9 +49,17 @@ class Start:
         rows = [row for row in self.rows if row.kind == "train" and row.step <= self.kept_steps]
         return [(row.time, loss) for row in rows if (loss := row.number("loss")) is not None]
 
+    def _moving(self) -> list[Row]:
+        """Return the rows without those at whose time the step may have been further: it was read before."""
+        rows: list[Row] = []
+        for row in self.rows:
+            if not rows or SOURCE not in row.values or row.step > rows[-1].step:
+                rows.append(row)
+        return rows
+
     def intervals(self) -> Iterator[Interval]:
         """Yield the intervals between training rows. Frameworks compile before the first training row."""
-        for before, after in pairwise(self.rows):
+        for before, after in pairwise(self._moving()):
             trained = after.kind == "train" and before.kind != "start" and after.step > before.step
             if not trained or after.time <= before.time or before.step >= self.kept_steps:
                 continue
@@ -84,7 +95,9 @@ def starts(rows: Sequence[Row]) -> list[Start]:
 
 def _begins_anew(last: Row, row: Row) -> bool:
     other_attempt = row.values.get("attempt", 1) != last.values.get("attempt", 1)
-    return row.kind == "start" or other_attempt or row.step < last.step
+    # Rows that dtj found out are of several lines or files, of which one may be late.
+    went_back = row.step < last.step and SOURCE not in row.values
+    return row.kind == "start" or other_attempt or went_back
 
 
 def _examples(before: Row, after: Row) -> float | None:

@@ -46,8 +46,8 @@ def step_time(draft: Draft) -> str | None:
     old = draft.job.status
     if draft.job.run_policy.stall_timeout_seconds is None:
         return None
-    step = _step(draft.progress)
-    moved = step is not None and step != _step(old.progress)
+    mark = _mark(draft.progress)
+    moved = mark is not None and mark != _mark(old.progress)
     return written_time(draft.now) if moved or old.step_time is None else old.step_time
 
 
@@ -83,11 +83,17 @@ def look(draft: Draft, expected: Expected, observed: Observed, named: Mapping[st
         stacks += f"; a program reports its steps by dtj_trainer.progress.report or in {file}"
     if ended:
         where = f"{some(ended)} ended with exit code 0, and {where}"
+    read = draft.progress is not None and draft.progress.source == "Output"
+    if read and policy.stall_policy is StallPolicy.RESTART:
+        stacks += (
+            "; steps that are read from the program's output restart no job, unless "
+            f"{contract.ENV_READ_OUTPUT} is trusted"
+        )
     message = f"all pods run, but {where} for {timeout} s (runPolicy.stallTimeoutSeconds); {stacks}"
     draft.set(ConditionType.STALLED, True, Reason.NO_PROGRESS, message)
     since = draft.conditions[ConditionType.STALLED].last_transition_time
     left = STACKS_SECONDS - seconds_since(since, draft.now)
-    restart = policy.stall_policy is StallPolicy.RESTART
+    restart = policy.stall_policy is StallPolicy.RESTART and not read
     if left > 0:
         return Stall(left if restart else None, since)
     if not restart:
@@ -113,6 +119,13 @@ def is_stalled(status: JobStatus) -> bool:
 
 def _step(progress: ProgressStatus | None) -> int | None:
     return progress.step if progress else None
+
+
+def _mark(progress: ProgressStatus | None) -> object:
+    """Return what changes when the training goes on: its step, or the figures of an output without steps."""
+    if progress is None or progress.step is not None:
+        return _step(progress)
+    return (progress.epoch, progress.updated_time) if progress.source else None
 
 
 def _stacks(expected: Expected) -> str:

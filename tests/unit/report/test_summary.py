@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from dtj.api.status import JobStatus
+from dtj.report.progress import starts
 from dtj.report.run import Run, read_metrics
 from dtj.report.summary import Spread, Summary, summarise
 from tests.unit.support.training_runs import content, even_run, line
@@ -178,3 +180,20 @@ def test_real_rows_of_parameter_servers(name: str, updates: str) -> None:
     assert run.examples_per_second is not None
     batch = 128 if updates == "Synchronous" else 64
     assert run.examples_per_second.mean / run.steps_per_second.mean == pytest.approx(batch, rel=0.02)
+
+
+def test_rows_that_dtj_found_out_may_be_late_and_repeat_a_step() -> None:
+    """An evaluation is told with the step that it had, and a loss with the last step that was seen."""
+    lines = [
+        {
+            "kind": "train",
+            "time": f"2026-11-21T12:00:{second:02}Z",
+            "step": step,
+            "loss": 1.0,
+            "source": "Output",
+        }
+        for second, step in ((0, 0), (10, 100), (12, 100), (20, 200), (21, 150), (30, 300))
+    ]
+    rows = read_metrics("".join(json.dumps(line) + "\n" for line in lines).encode()).rows
+    (start,) = starts(rows)
+    assert [(round(one.seconds), one.steps) for one in start.intervals()] == [(10, 100), (10, 100), (10, 100)]

@@ -410,3 +410,37 @@ async def test_no_hung_program_stays_when_the_job_has_failed_of_it() -> None:
     await world.rest()
 
     assert world.pod_names() == []
+
+
+# --- steps that dtj reads where the program reports none -------------------------------------------------
+
+
+def read(step: int | None, source: str, **more: Any) -> dict[str, Any]:
+    return {"progress": ProgressStatus(step=step, source=source, **more), "answers": True}
+
+
+@pytest.mark.parametrize(
+    ("source", "restarts"), [("Output", False), ("TrustedOutput", True), ("TensorBoard", True)]
+)
+def test_a_stall_of_steps_from_the_output_restarts_a_job_only_where_they_are_trusted(
+    source: str, restarts: bool
+) -> None:
+    life = Life(**policy(stallPolicy="Restart"))
+    life.see(*healthy(), **read(7, source))
+    status = life.see(*healthy(), seconds=100, **read(7, source))
+    assert stalled(status) == ("True", "NoProgress")
+    assert ("DTJ_READ_OUTPUT is trusted" in condition(status, "Stalled")["message"]) != restarts
+    status = life.see(*healthy(), seconds=100 + STACKS_SECONDS, **read(7, source))
+    assert (status["attempt"] == 2) == restarts
+
+
+def test_figures_without_steps_are_progress_as_they_change() -> None:
+    life = Life(**policy())
+
+    def at(seconds: float, minute: int) -> str:
+        time = f"2026-11-21T12:0{minute}:00Z"
+        return stalled(
+            life.see(*healthy(), seconds=seconds, **read(None, "Output", epoch=1, updated_time=time))
+        )[0]
+
+    assert [at(0, 0), at(50, 1), at(149, 1), at(150, 1), at(160, 2)] == ["", "", "", "True", "False"]

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import Literal
 
 from dtj_trainer.contract.history import END_FILE as END_FILE
 from dtj_trainer.contract.history import ENV_END as ENV_END
@@ -27,6 +28,7 @@ from dtj_trainer.contract.report import Phases as Phases
 from dtj_trainer.contract.report import Progress as Progress
 from dtj_trainer.contract.report import Report as Report
 from dtj_trainer.contract.report import RestoredRef as RestoredRef
+from dtj_trainer.contract.report import Source as Source
 from dtj_trainer.contract.report import Termination as Termination
 from dtj_trainer.contract.report import Utilisation as Utilisation
 
@@ -82,6 +84,10 @@ ENV_RESUME_SINCE = "DTJ_RESUME_SINCE"
 attempt before it but this one."""
 ENV_RESUME_SKIP = "DTJ_RESUME_SKIP"
 """The folders of checkpoints, separated by spaces, from which attempts could not go on: a restore takes others."""
+ENV_READ_OUTPUT = "DTJ_READ_OUTPUT"
+"""`true`, the default: steps and measures are read from the output of a program that shows them nowhere else, and a
+stall of such steps restarts nothing. `trusted`: such a stall counts as any other. `false`: the output is not read."""
+ReadOutput = Literal["true", "false", "trusted"]
 ENV_PROGRESS_PORT = "DTJ_PROGRESS_PORT"
 ENV_ROOT = "DTJ_ROOT"
 """The workspace's path: `/dtj` in a container, a folder of its own for a local process."""

@@ -16,6 +16,11 @@ class Bottleneck(TypedDict):
 EXPORT_ERROR_LENGTH = 300
 
 
+Source = Literal["Program", "Report", "TensorBoard", "Output", "TrustedOutput"]
+"""Where a figure comes from: rows that the program writes to metrics.jsonl, what it reports, its TensorBoard event
+files, or its output."""
+
+
 class Progress(TypedDict, total=False):
     """The progress of a program. Every field is optional; times are RFC 3339 in UTC."""
 
@@ -35,6 +40,8 @@ class Progress(TypedDict, total=False):
     """The training is over, and its model is being exported."""
     exportError: str
     """Why the final model was not exported, in at most EXPORT_ERROR_LENGTH characters."""
+    source: Source
+    """Absent: the program reports it."""
     updatedTime: str
 
 

@@ -56,7 +56,7 @@ class FilesOutside:
 
     def look(self) -> None:
         """Name a file of each folder that has new large files and was not named before."""
-        for folder in {where for pid in self._pids() if (where := _working_directory(pid))}:
+        for folder in {where for pid in self._pids() if (where := working_directory(pid))}:
             if is_below(str(folder), self._unseen):
                 continue
             for path, size in new_files(folder, self._kept, self._since_ns):
@@ -108,7 +108,8 @@ def new_files(folder: Path, kept: Collection[str], since_ns: int) -> Iterator[tu
                         yield Path(entry.path).relative_to(folder), status.st_size
 
 
-def _working_directory(pid: int) -> Path | None:
+def working_directory(pid: int) -> Path | None:
+    """Return the folder that a process works in; None for one that has ended, or of another user."""
     try:
         folder = Path(f"/proc/{pid}/cwd").readlink()
         return folder if folder.is_absolute() and folder.is_dir() else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from dtj_trainer.artifacts.sync_settings import SyncSettings
 from dtj_trainer.background import Background
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.contract.tracker import RunStatus
+from dtj_trainer.curves.curves import Curves
 from dtj_trainer.launch.accelerators import AcceleratorCheck
-from dtj_trainer.launch.files_outside import FilesOutside
+from dtj_trainer.launch.files_outside import FilesOutside, working_directory
 from dtj_trainer.launch.grace import REPORT_SECONDS, Grace
 from dtj_trainer.launch.phases import PhaseLog
 from dtj_trainer.launch.progress_watch import ProgressWatch
@@ -100,7 +101,9 @@ class Pod:
         self.stacks = Stacks(settings.logs, self.programs)
         self._sampler = Sampler(settings, self.programs.pids)
         self._settings = settings
-        self._watch = ProgressWatch(settings.progress_file, self.phases)
+        self._curves = self._curves_of(settings) if settings.pod.uploads == "primary" else None
+        told = self._curves.progress if self._curves else contract.Progress
+        self._watch = ProgressWatch(settings.progress_file, self.phases, told)
         self._background = Background()
         self._server: StatusServer | None = None
         self._accelerators = AcceleratorCheck(settings.gpus, settings.gpu_resource)
@@ -149,10 +152,29 @@ class Pod:
         self._refuse_without_accelerator(wait=True)
         self._sync.start()
         self._watch.start(self._background)
+        if self._curves:
+            self._curves.start(self._background)
         self._sampler.start(self._background)
         self._background.start(self._watch_for_unuploaded, "unuploaded")
         self._watch_files_outside()
         self._tracking.begin()
+
+    def _curves_of(self, settings: Settings) -> Curves:
+        names = [f"rank-{settings.pod.index * settings.pod.slots}.log", f"{settings.pod.name}.log"]
+        own = [settings.root / contract.TENSORBOARD, settings.checkpoints]
+
+        def folders() -> Iterator[Path]:
+            yield from own
+            yield from filter(None, map(working_directory, self.programs.pids().values()))
+
+        return Curves(
+            settings.root / contract.METRICS_FILE,
+            settings.progress_file,
+            [settings.logs / name for name in names],
+            folders,
+            settings.attempt,
+            output=settings.read_output,
+        )
 
     def _watch_files_outside(self) -> None:
         settings = self._settings
@@ -211,6 +233,8 @@ class Pod:
         Raises ArtifactsUnavailable after `timeout` seconds, or without `timeout` when no byte was uploaded for the
         sync timeout; in any case before the grace period ends.
         """
+        if self._curves:
+            self._curves.look()
         self._watch.now()
         self._sync.warn_of_unuploaded()
         seconds = self._settings.sync_timeout if timeout is None else timeout

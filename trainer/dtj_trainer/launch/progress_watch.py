@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from dtj_trainer import contract, progress
@@ -16,10 +17,17 @@ _SAMPLES = 2400
 
 
 class ProgressWatch:
-    """Samples the progress file in the background."""
+    """Samples the progress in the background."""
 
-    def __init__(self, path: Path, phases: PhaseLog) -> None:
+    def __init__(
+        self,
+        path: Path,
+        phases: PhaseLog,
+        otherwise: Callable[[], contract.Progress] = lambda: contract.Progress(),
+    ) -> None:
+        """`path`: the progress file. `otherwise`: the progress of a program that reports no step there."""
         self._path = path
+        self._otherwise = otherwise
         self._phases = phases
         self._lock = threading.Lock()
         self._steps: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
@@ -37,6 +45,8 @@ class ProgressWatch:
     def now(self) -> contract.Progress:
         """Return the current progress, and take a sample."""
         present = progress.read(self._path)
+        if "step" not in present:
+            present = {**self._otherwise(), **present}
         step = present.get("step")
         if step is not None:
             with self._lock:

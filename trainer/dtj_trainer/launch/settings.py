@@ -83,6 +83,8 @@ class Settings:
     """What the operator tells the pod for the job's history; None: the pod writes no history."""
     checkpoints_dir: Path | None = None
     """The absolute path by which the program has its checkpoints; None: CHECKPOINTS in the workspace."""
+    read_output: contract.ReadOutput = "true"
+    """Whether steps and measures are read from the program's output."""
 
     @property
     def own_root(self) -> bool:
@@ -211,6 +213,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     ranks_by = environment.get(contract.ENV_RANKS_BY) or None
     if ranks_by not in (None, *get_args(RanksBy)):
         raise SettingsError(f"{contract.ENV_RANKS_BY} must be mpi or gloo, not {ranks_by!r}")
+    read_output = environment.get(contract.ENV_READ_OUTPUT) or "true"
+    if read_output not in get_args(contract.ReadOutput):
+        raise SettingsError(f"{contract.ENV_READ_OUTPUT} must be true, false or trusted, not {read_output!r}")
     pod = _read_pod(environment)
     try:
         peers = peers_from_environment(environment)
@@ -257,4 +262,5 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         peers=peers,
         history=_read_history(environment),
         checkpoints_dir=_read_checkpoints_dir(environment),
+        read_output=cast(contract.ReadOutput, read_output),
     )
