@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dtj.api.job import Fault, read_status
-from dtj.api.unreadable import AnyJob, read_stored_job
+from dtj.api.unreadable import NOT_KEPT, AnyJob, read_stored_job
 from dtj.reconcile.boot_clock import Clock
 from dtj.reconcile.event_recorder import EventRecorder
 from dtj.reconcile.expectations import Expectations
@@ -83,8 +83,13 @@ class Memory:
     def read(self, manifest: Mapping[str, Any]) -> tuple[AnyJob, list[Fault]]:
         """Return the job and its faults. Read the spec again only if generation, labels, or annotations differ."""
         metadata = manifest["metadata"]
-        source = metadata["generation"], metadata.get("labels"), metadata.get("annotations")
+        known = ("labels", "annotations")
+        source = metadata["generation"], *map(metadata.get, known), manifest.get(NOT_KEPT)
         if self._read is None or self._read[0] != source:
             self._read = source, *read_stored_job(manifest, self._host_paths)
         _, job, faults = self._read
         return replace(job, status=read_status(manifest.get("status") or {})), faults
+
+    def shed(self) -> None:
+        """Forget the spec of a job that has ended. The next pass reads it again."""
+        self._read = None
