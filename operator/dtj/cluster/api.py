@@ -31,6 +31,7 @@ _WATCH_SECONDS = 600
 # for longer is dead. The server ends each watch after _WATCH_SECONDS; where it does not, `total` ends the watch.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=_WATCH_SECONDS + 30, sock_connect=10, sock_read=70)
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+_METADATA_OF_ONE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 
 class KubernetesApi(RestClient):
@@ -137,7 +138,8 @@ class KubernetesApi(RestClient):
     ) -> Manifest:
         path = f"{job_path(namespace, name)}/status"
         body = {"metadata": {"resourceVersion": resource_version}, "status": patch}
-        return await self._request("PATCH", path, KIND, body, MERGE_PATCH)
+        # The answer of an API server from 1.15 on has no more than the metadata: the rest is known, and may be large.
+        return await self._request("PATCH", path, KIND, body, MERGE_PATCH, accept=_METADATA_OF_ONE)
 
     async def pages(
         self, selection: Selection, accept: str = "application/json"

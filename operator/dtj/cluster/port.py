@@ -92,4 +92,6 @@ class Cluster(Protocol):
     async def patch_status(
         self, namespace: str, name: str, resource_version: str, patch: Manifest
     ) -> Manifest:
-        """Merge a patch into a job's status; 409 when the job has another version."""
+        """Merge a patch into a job's status; 409 when the job has another version. Return the job, or its metadata
+        alone.
+        """

@@ -13,6 +13,7 @@ from dtj.api.job import Fault
 from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
 from dtj.api.status import Phase
 from dtj.api.unreadable import NOT_KEPT, digest_of
+from dtj.reconcile.patch import merged
 
 _METADATA = (
     "name",
@@ -74,12 +75,17 @@ def keep(manifest: Mapping[str, Any]) -> KeptJob:
     return KeptJob(metadata, _text(spec), _text(status), ended, excess)
 
 
-def with_answer(job: Mapping[str, Any], answer: Mapping[str, Any]) -> KeptJob:
-    """Return what is kept of the answer to a change of a job's status. job: the job before the change."""
-    same = job["metadata"].get("generation") == answer["metadata"].get("generation")
-    if not isinstance(job, KeptJob) or not same:
-        return keep(answer)
-    kept = keep({**answer, "spec": {}})
+def with_status(job: Mapping[str, Any], answer: Mapping[str, Any], patch: Mapping[str, Any]) -> KeptJob:
+    """Return what is kept of a job after a change of its status.
+
+    job: the job before the change. answer: what the API server returned: the job, or its metadata alone.
+    """
+    status = answer["status"] if "status" in answer else merged(job.get("status"), patch)
+    changed = {"metadata": answer["metadata"], "status": status}
+    if not isinstance(job, KeptJob):
+        return keep({**job, **changed})
+    # The change named the version of the job: the spec is as it was.
+    kept = keep(changed)
     return KeptJob(kept.metadata, job.spec, kept.status, kept.ended, job.not_kept)
 
 

@@ -12,7 +12,7 @@ from dtj.api.reasons import Reason
 from dtj.api.status import Condition, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
-from dtj.reconcile.kept_job import KeptJob, with_answer
+from dtj.reconcile.kept_job import KeptJob, with_status
 from dtj.reconcile.patch import merge_patch
 from dtj.status.events import happenings
 
@@ -139,7 +139,7 @@ class StoredStatus:
                 self._unanswered = job.status, status
             raise
         self._unanswered = None
-        self._latest = self._written = with_answer(self._latest, answer)
+        self._latest = self._written = with_status(self._latest, answer, patch)
         self._written_at = self._elapsed()
         self._overtaken.add(version)
         self._overtaken.discard(self.version)

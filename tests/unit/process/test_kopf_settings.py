@@ -121,3 +121,34 @@ async def test_a_refusal_is_read_by_aiohttp_itself() -> None:
     for query in ("", "?watch=true"):
         async with answered('{"kind": "Status", "code": 410}', query, status=410) as response:
             assert await response.json() == {"kind": "Status", "code": 410}
+
+
+async def test_kopf_asks_for_the_metadata_of_jobs_alone() -> None:
+    asked: dict[str, str] = {}
+
+    async def handle(request: web.Request) -> web.Response:
+        asked[request.path_qs] = request.headers["Accept"]
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", handle)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    session = trigger_session(kopf.ConnectionInfo(server=server, token="secret")).aiohttp_session
+    jobs = "/apis/dtj.dev/v1alpha1/namespaces/ml/distributedtrainingjobs"
+    try:
+        for path in (f"{jobs}?limit=100", f"{jobs}?watch=true", "/apis/dtj.dev/v1alpha1"):
+            async with asyncio.timeout(60), session.get(server + path):
+                pass
+    finally:
+        await session.close()
+        await runner.cleanup()
+
+    of = "g=meta.k8s.io;v=v1,application/json"
+    assert asked == {
+        f"{jobs}?limit=100": f"application/json;as=PartialObjectMetadataList;{of}",
+        f"{jobs}?watch=true": f"application/json;as=PartialObjectMetadata;{of}",
+        "/apis/dtj.dev/v1alpha1": "*/*",
+    }

@@ -284,7 +284,8 @@ class HttpCluster:
         patch = await request.json()
         _, namespace, name = _name(request)
         version = patch["metadata"]["resourceVersion"]
-        return self._answered(await self.cluster.patch_status(namespace, name, version, patch["status"]))
+        changed = await self.cluster.patch_status(namespace, name, version, patch["status"])
+        return self._answered(shown(changed, request.headers.get("Accept", "")))
 
     async def _delete(self, request: web.Request) -> web.Response:
         there, options = self._there(request), await request.json()
