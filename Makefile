@@ -5,7 +5,7 @@ CLUSTER ?= local
 # The number of jobs of `make bench-control`; several numbers mean several runs.
 N ?= 100
 # Rows of `make bench-control`.
-ROWS ?= jobs big neighbours
+ROWS ?= jobs big neighbours bytes
 # Minutes of each training of `make bench-checkpoints`.
 MINUTES ?= 5
 # The size of the state of `make bench-checkpoints`.

@@ -13,7 +13,7 @@ import kopf
 
 from dtj.api.identity import PLURAL
 from dtj.cluster import user_agent
-from dtj.cluster.decoding import decoded
+from dtj.cluster.decoding import ListBody, decoded, listed
 
 # A connection may die unnoticed. The API server sends a bookmark on each watch every minute, so that a watch that is
 # silent for longer is dead. Every watch also has a maximum age, which the server or else the operator enforces.
@@ -29,6 +29,8 @@ _NO_JSON_SECONDS = 1.0
 # 401: kopf logs in again. 410: a watch at a version that is too old.
 _FOR_KOPF = (401, 410)
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion")
+# kopf needs the identity of a job, and an API server from 1.15 on sends no more than the metadata.
+_METADATA = "application/json;as={};g=meta.k8s.io;v=v1,application/json"
 _log = logging.getLogger(__name__)
 
 
@@ -36,7 +38,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     """Set what kopf watches, and its timeouts. dtj relies on no default that matters."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
-    settings.watching.chunk_size = 200
+    settings.watching.chunk_size = 100
     # kopf keeps the last event of an object in memory for this many seconds.
     settings.queueing.idle_timeout = 0.5
     settings.watching.connect_timeout = settings.networking.connect_timeout = _CONNECT_SECONDS
@@ -54,6 +56,7 @@ def trigger_session(account: kopf.ConnectionInfo) -> kopf.AiohttpSession:
         proxy=account.proxy_url,
         trust_env=account.trust_env,
         response_class=IdentityResponse,
+        middlewares=(_metadata_only,),
     )
     return kopf.AiohttpSession(
         server=account.server,
@@ -64,11 +67,22 @@ def trigger_session(account: kopf.ConnectionInfo) -> kopf.AiohttpSession:
     )
 
 
+async def _metadata_only(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Ask for the metadata of jobs alone. kopf itself asks for whole objects."""
+    if request.url.path.endswith(f"/{PLURAL}"):
+        kind = "PartialObjectMetadata" if request.url.query.get("watch") else "PartialObjectMetadataList"
+        request.headers["Accept"] = _METADATA.format(kind)
+    return await handler(request)
+
+
 class IdentityResponse(aiohttp.ClientResponse):
     """An answer of the API server in which each object is reduced to its identity.
 
     kopf decodes answers with `json.loads`, and a RecursionError ends kopf. With complete objects, one job that is
-    nested too deeply would end the operator. kopf also keeps the last event of each object for a while.
+    nested too deeply would end the operator. kopf also keeps the last event of each object for a while. Metadata
+    alone may have a megabyte, too, in managedFields and annotations.
     """
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
@@ -93,17 +107,17 @@ class IdentityResponse(aiohttp.ClientResponse):
         """
         if self.status >= 400:
             return await super().json(**options)
-        body = await self.read()
+        body, items = ListBody(), list[dict[str, Any]]()
         try:
-            answer = await _object(body)
-            if "items" in answer:
-                answer["items"] = [_identity(item) for item in answer["items"] or ()]
+            async for some in listed(self.content.iter_any(), body):
+                items += [_identity(item) for item in some]
         except ValueError:
-            begin = body[:100].decode(errors="replace")
+            begin = body.begin.decode(errors="replace")
             _log.warning("GET %s: the answer is not a JSON object: %r", self.url.path, begin)
             await asyncio.sleep(_NO_JSON_SECONDS)
             raise aiohttp.ClientPayloadError("not a JSON object") from None
-        return answer
+        is_list = body.has_items or "items" in body.fields
+        return {**body.fields, "items": items} if is_list else body.fields
 
 
 class _Events:

@@ -45,7 +45,14 @@ class Leader:
         self._options = options
         self._cluster = cluster
         queue = WorkQueue(time.monotonic, rest=_REST_SECONDS, opened=False)
-        self._informers = Informers(cluster, options.namespaces, queue.add, queue.add_soon, self._cached)
+        self._informers = Informers(
+            cluster,
+            options.namespaces,
+            queue.add,
+            queue.add_soon,
+            self._cached,
+            round(options.namespace_memory * 1e6),
+        )
         lister = Lister(self._informers)
         self._progress = ProgressPoller(
             queue.add,

@@ -17,6 +17,7 @@ from dtj.api.job import POD_USER
 from dtj.api.patterns import MEANINGS
 from dtj.cluster.api import own_namespace
 from dtj.plan.tensorboard import DEFAULT_IMAGE
+from dtj.reconcile.budget import NAMESPACE_BYTES
 from dtj.reconcile.lease import Timing
 
 _LEASE = "dtj-operator"
@@ -44,6 +45,8 @@ class Options:
     job_network_policies: bool
     data_cache_host_paths: Sequence[str]
     """Folders of nodes below which jobs may cache data; empty: none."""
+    namespace_memory: float
+    """Megabytes that the jobs of one namespace may take."""
     log_level: str
     leader_elect: bool
     lease_namespace: str | None
@@ -123,6 +126,14 @@ def read_flags(words: Sequence[str] | None = None) -> Options:
         metavar="FOLDER",
         help="allow jobs to cache data in this folder of their nodes, and in folders below (data.cache.hostPath); "
         "may be repeated (default: in none)",
+    )
+    parser.add_argument(
+        "--namespace-memory",
+        type=_positive,
+        default=NAMESPACE_BYTES / 1e6,
+        metavar="MEGABYTES",
+        help="how much of the operator's memory the jobs of one namespace may take; a job that is over it waits "
+        "(default: %(default)g)",
     )
     parser.add_argument("--log-level", default=os.environ.get("DTJ_LOG_LEVEL", "INFO"))
     _add_lease(parser)

@@ -15,7 +15,8 @@ from tests.bench.control_plane import ControlPlane
 from tests.cluster.progress import ClusterError
 
 Manifest = dict[str, Any]
-_TIMEOUT = aiohttp.ClientTimeout(total=60.0)
+# An API server that has gigabytes of large objects takes minutes for another one.
+_TIMEOUT = aiohttp.ClientTimeout(total=600.0)
 _FOR_EVER = aiohttp.ClientTimeout(total=None)
 _MERGE = "application/merge-patch+json"
 

@@ -14,6 +14,8 @@ from tests.bench.big_jobs import LARGEST, Size, big_job
 from tests.bench.control_plane import ControlPlane, control_plane
 from tests.bench.control_run import Options, Run, limited_rate
 from tests.bench.figures import slope, table
+from tests.bench.hostile_bytes import TARGETS as BYTES
+from tests.bench.hostile_bytes import hostile_bytes
 from tests.bench.jobs import STRATEGIES
 from tests.bench.machine import machine
 from tests.bench.neighbours import TARGETS as NEIGHBOURS
@@ -43,7 +45,7 @@ TARGETS = (
     Target("progress-cpu/3%", "operator: CPU while all run and progress is reported, % of a core", 3),
     Target("start-up/5s", "start-up until every job was looked at, s", 5),
 )
-ROWS = ("jobs", "big", "neighbours")
+ROWS = ("jobs", "big", "neighbours", "bytes")
 BIG = (
     Size("Horovod", 1_000),
     Size("Horovod", 5_000),
@@ -73,7 +75,21 @@ async def measure(plane: ControlPlane, given: argparse.Namespace) -> None:
             times = await neighbours(plane, admin, given.neighbours)
         tell(f"{given.neighbours} jobs of other tenants:", table(times))
         judged += verdicts(NEIGHBOURS, times["a hostile tenant"])
+    if "bytes" in given.rows:
+        async with ApiClient.as_admin(plane) as admin:
+            columns_of_bytes = await hostile_bytes(plane, admin, given.hostile_part)
+        tell("Hostile bytes:", table(columns_of_bytes))
+        judged += bytes_lines(columns_of_bytes)
     tell("\n".join(judged), conclusion(judged))
+
+
+def bytes_lines(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The verdicts of both operators beside the hostile tenant, and of the ended jobs."""
+    return [
+        f"{column.replace(' ', '-')}/{line}"
+        for column, figures in columns.items()
+        for line in verdicts(BYTES, figures)
+    ]
 
 
 def tell(*parts: str) -> None:
@@ -161,6 +177,13 @@ def main() -> int:
         default=1_000,
         metavar="N",
         help="jobs of other tenants beside a hostile one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--hostile-part",
+        type=float,
+        default=1.0,
+        metavar="PART",
+        help="of the large objects of the row bytes, for a slow machine (default: all)",
     )
     parser.add_argument("--strategy", choices=STRATEGIES, default=Options.strategy)
     parser.add_argument(

@@ -77,7 +77,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if not (or .Values.serviceAccount.create .Values.serviceAccount.name) -}}
 {{- fail "serviceAccount.name: name the ServiceAccount to use, since serviceAccount.create is false" -}}
 {{- end -}}
-{{- $owned := dict "--namespace" "watchNamespaces" "--leader-elect" "leaderElection" "--no-leader-elect" "leaderElection" "--lease-" "leaderElection" "--renew-deadline" "leaderElection" "--retry-period" "leaderElection" "--job-network-policies" "jobNetworkPolicies" "--no-job-network-policies" "jobNetworkPolicies" "--job-user" "jobs.runAsUser" "--data-cache-host-path" "dataCache.hostPathPrefixes" "--workers" "workers" "--log-level" "logLevel" "--tensorboard-image" "tensorboard.image" "--webhook-port" "webhook" "--webhook-name" "webhook" "--webhook-cert-dir" "webhook" -}}
+{{- $owned := dict "--namespace" "watchNamespaces" "--leader-elect" "leaderElection" "--no-leader-elect" "leaderElection" "--lease-" "leaderElection" "--renew-deadline" "leaderElection" "--retry-period" "leaderElection" "--job-network-policies" "jobNetworkPolicies" "--no-job-network-policies" "jobNetworkPolicies" "--job-user" "jobs.runAsUser" "--data-cache-host-path" "dataCache.hostPathPrefixes" "--workers" "workers" "--namespace-memory" "namespaceMemoryMegabytes" "--log-level" "logLevel" "--tensorboard-image" "tensorboard.image" "--webhook-port" "webhook" "--webhook-name" "webhook" "--webhook-cert-dir" "webhook" -}}
 {{- range $arg := .Values.extraArgs -}}
 {{- range $flag, $value := $owned -}}
 {{- if hasPrefix $flag $arg -}}

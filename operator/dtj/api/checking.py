@@ -40,12 +40,8 @@ def check(
 
     host_paths: see `host_path_faults`; None: any, where nobody knows what the operator allows.
     """
-    if _has_more_entries(manifest):
-        message = f"the job has more than {MOST_ENTRIES} fields and entries of lists"
-        return None, [Fault("spec", f"{message}; keep what is so large in a ConfigMap or in the bucket")]
-    if place := _too_deep(manifest):
-        steps = (f"[{key}]" if isinstance(key, int) else f".{key_shown(key)}" for key in place)
-        return None, [Fault("".join(steps).removeprefix("."), TOO_DEEP, place)]
+    if (excess := beyond_limits(manifest)) is not None:
+        return None, [excess]
     try:
         job = read_job(manifest)
     except InvalidJob as error:
@@ -54,6 +50,17 @@ def check(
         return None, first_faults([*error.faults, *rest])
     refused = [] if host_paths is None else host_path_faults(job, host_paths)
     return job, first_faults([*faults(job), *refused])
+
+
+def beyond_limits(manifest: Mapping[str, Any]) -> Fault | None:
+    """Return the fault of a job with too many or too deeply nested entries; None for any other job."""
+    if _has_more_entries(manifest):
+        message = f"the job has more than {MOST_ENTRIES} fields and entries of lists"
+        return Fault("spec", f"{message}; keep what is so large in a ConfigMap or in the bucket")
+    if place := _too_deep(manifest):
+        steps = (f"[{key}]" if isinstance(key, int) else f".{key_shown(key)}" for key in place)
+        return Fault("".join(steps).removeprefix("."), TOO_DEEP, place)
+    return None
 
 
 def _has_more_entries(manifest: Mapping[str, Any]) -> bool:

@@ -44,6 +44,8 @@ class Fault:
     """Where the field is in the manifest. Empty where only `field` says it."""
     count: int = 1
     """How many faults it stands for."""
+    passes: bool = False
+    """Whether the fault may go without a change of the job: the job waits and does not fail."""
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}"

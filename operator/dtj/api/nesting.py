@@ -31,6 +31,20 @@ def read_json(text: str | bytes | bytearray) -> Any:
         return json.loads(_cut(text if isinstance(text, str) else text.decode()))
 
 
+def end_of_value(text: str, begin: int) -> int | None:
+    """Return where the list or map ends that begins there; None where the text ends before."""
+    level = 0
+    for token in _TOKENS.finditer(text, begin):
+        match token[0]:
+            case "{" | "[":
+                level += 1
+            case "}" | "]":
+                level -= 1
+                if level == 0:
+                    return token.end()
+    return None
+
+
 def _cut(text: str) -> str:
     kept: list[str] = []
     level = begin = 0

@@ -21,6 +21,10 @@ class Reason(StrEnum):
     SPEC_INVALID = "SpecInvalid"
     """The spec of a job with pods is wrong. The pods continue, and no pod is created until the spec is correct."""
 
+    NAMESPACE_FULL = "NamespaceFull"
+    """The jobs of the namespace take all the memory that the operator has for one namespace. The job waits, or
+    its pods continue, and no pod is created until other jobs have ended or are deleted."""
+
     # --- Running, while the job starts and runs ---
     PODS_STARTING = "PodsStarting"
     """Not all pods run yet."""

@@ -1,4 +1,4 @@
-"""A job whose manifest does not have the resource's form.
+"""A job whose manifest does not have the resource's form, or whose spec the operator does not keep.
 
 The API server stores such a job where its schema is older or newer than this operator, and so the job may have pods.
 Of the spec only the run policy and the strategy are read: with them the pods continue, and end, as the user asked.
@@ -12,8 +12,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dtj.api.base import ApiModel
 from dtj.api.checking import check
 from dtj.api.job import Fault, Job, read_status
+from dtj.api.scheduling import SchedulingPolicy
 from dtj.api.spec import RunPolicy
 from dtj.api.status import JobStatus
 from dtj.api.strategies import RULES
@@ -38,13 +40,46 @@ class UnreadableJob:
 
 AnyJob = Job | UnreadableJob
 """A job as the API server stores it."""
+NOT_KEPT = "notKept"
+"""In place of the spec of a job that the operator does not keep, a manifest has here the fault that says why."""
+# Of a text in the spec of a job that is not kept: longer ones are left out.
+_LONGEST_TEXT = 1024
+
+
+def digest_of(spec: Any) -> dict[str, Any]:
+    """Return the parts of a spec that an `UnreadableJob` has, some hundred bytes of whatever the spec is."""
+    given: Mapping[str, Any] = spec if isinstance(spec, dict) else {}
+    policy = given.get("runPolicy")
+    kept = _short(policy, RunPolicy)
+    if isinstance(policy, dict) and (scheduling := _short(policy.get("schedulingPolicy"), SchedulingPolicy)):
+        kept["schedulingPolicy"] = scheduling
+    strategy = given.get("strategy")
+    return {
+        "strategy": strategy if isinstance(strategy, str) and strategy in RULES else None,
+        "runPolicy": kept,
+    }
+
+
+def _short(value: Any, model: type[ApiModel]) -> dict[str, Any]:
+    """Return the fields of the model that have a short plain value."""
+    given: Mapping[str, Any] = value if isinstance(value, dict) else {}
+    names = (field.alias or name for name, field in model.model_fields.items())
+    return {
+        name: given[name]
+        for name in names
+        if isinstance(given.get(name), (bool, int, float))
+        or (isinstance(given.get(name), str) and len(given[name]) <= _LONGEST_TEXT)
+    }
 
 
 def read_stored_job(
     manifest: Mapping[str, Any], host_paths: Sequence[str] | None = None
 ) -> tuple[AnyJob, list[Fault]]:
     """Read a job that the API server has stored, and its faults. host_paths: as for `check`."""
-    job, faults = check(manifest, host_paths)
+    if not_kept := manifest.get(NOT_KEPT):
+        job, faults = None, [not_kept]
+    else:
+        job, faults = check(manifest, host_paths)
     if job is not None:
         return job, faults
     metadata, spec = manifest["metadata"], manifest.get("spec")

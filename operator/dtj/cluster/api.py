@@ -12,19 +12,26 @@ import aiohttp
 from dtj.api.identity import KIND, LABEL_JOB
 from dtj.api.job import Manifest
 from dtj.cluster import user_agent
+from dtj.cluster.decoding import ListBody, listed
 from dtj.cluster.kubernetes_client import api_client, client, config
 from dtj.cluster.paths import collection_path, job_path, object_path, selection_path
 from dtj.cluster.port import ApiError, Selection
-from dtj.cluster.rest_client import JSON_PATCH, MERGE_PATCH, RestClient
+from dtj.cluster.rest_client import JSON_PATCH, MERGE_PATCH, RestClient, no_object
 from dtj.cluster.server_clock import ServerClock
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_CHUNK = 500
+# The API server makes a page as a whole: of the largest objects that it stores, a page has 150 MB.
+_CHUNK = 100
+# A page may take long where the objects are large. A connection that is silent is dead.
+_LIST_TIMEOUT = aiohttp.ClientTimeout(total=300, sock_connect=10, sock_read=30)
+# What nobody reads of the metadata of pods, and what may be large.
+_UNREAD = ("managedFields", "annotations")
 _WATCH_SECONDS = 600
 # A connection may die silently. The API server sends a bookmark on each watch every minute, so a watch that is silent
 # for longer is dead. The server ends each watch after _WATCH_SECONDS; where it does not, `total` ends the watch.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=_WATCH_SECONDS + 30, sock_connect=10, sock_read=70)
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+_METADATA_OF_ONE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 
 class KubernetesApi(RestClient):
@@ -63,7 +70,13 @@ class KubernetesApi(RestClient):
 
     async def pods_of(self, namespace: str, job: str) -> list[Manifest]:
         selection = Selection("v1", "Pod", f"{LABEL_JOB}={job}", namespace)
-        return [item async for items, _ in self.pages(selection, _METADATA_ONLY) for item in items]
+        pods = list[Manifest]()
+        async for items, _ in self.pages(selection, _METADATA_ONLY):
+            for item in items:
+                for name in _UNREAD:
+                    item["metadata"].pop(name, None)
+            pods += items
+        return pods
 
     async def replace(self, manifest: Manifest) -> Manifest:
         """Replace an object. Raises ApiError 409 when the object has another resourceVersion than the manifest."""
@@ -125,27 +138,35 @@ class KubernetesApi(RestClient):
     ) -> Manifest:
         path = f"{job_path(namespace, name)}/status"
         body = {"metadata": {"resourceVersion": resource_version}, "status": patch}
-        return await self._request("PATCH", path, KIND, body, MERGE_PATCH)
+        # The answer of an API server from 1.15 on has no more than the metadata: the rest is known, and may be large.
+        return await self._request("PATCH", path, KIND, body, MERGE_PATCH, accept=_METADATA_OF_ONE)
 
     async def pages(
         self, selection: Selection, accept: str = "application/json"
     ) -> AsyncIterator[tuple[list[Manifest], str]]:
         # Without a resourceVersion the server answers from its store, not from its cache.
-        path, query = selection_path(selection), {"limit": str(_CHUNK)} | _selector(selection)
+        path, query = selection_path(selection), {"limit": str(_CHUNK)} | _selectors(selection)
         while True:
-            page = await self._request(
-                "GET", f"{path}?{urlencode(query)}", selection.kind, accept=accept, verb="list"
-            )
-            metadata = page.get("metadata")
-            if "items" not in page or not isinstance(metadata, dict) or "resourceVersion" not in metadata:
+            body, address = ListBody(), f"{path}?{urlencode(query)}"
+            async with self._answer(
+                "GET", address, selection.kind, timeout=_LIST_TIMEOUT, accept=accept, verb="list"
+            ) as answer:
+                try:
+                    async for items in listed(answer.content.iter_any(), body):
+                        yield items, ""
+                except ValueError:
+                    raise no_object(body.begin) from None
+            metadata = body.fields.get("metadata")
+            has_items = body.has_items or "items" in body.fields  # null when there are none
+            if not has_items or not isinstance(metadata, dict) or "resourceVersion" not in metadata:
                 raise ApiError(0, "Unreadable", "the answer is no list of objects")
-            yield page["items"] or [], metadata["resourceVersion"]  # null when there are none
+            yield [], metadata["resourceVersion"]
             if not metadata.get("continue"):
                 return
             query["continue"] = metadata["continue"]
 
     def changes(self, selection: Selection, resource_version: str) -> AsyncIterator[tuple[str, Manifest]]:
-        query = _selector(selection) | {
+        query = _selectors(selection) | {
             "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
             "timeoutSeconds": str(_WATCH_SECONDS),
@@ -185,5 +206,9 @@ def own_namespace() -> str | None:
         return None
 
 
-def _selector(selection: Selection) -> dict[str, str]:
-    return {"labelSelector": selection.labels} if selection.labels else {}
+def _selectors(selection: Selection) -> dict[str, str]:
+    given = {
+        "labelSelector": selection.labels,
+        "fieldSelector": selection.name and f"metadata.name={selection.name}",
+    }
+    return {name: value for name, value in given.items() if value}

@@ -33,13 +33,17 @@ class Selection:
     """A label selector."""
     namespace: str | None = None
     """None: objects of every namespace."""
+    name: str = ""
+    """The name of the only object; empty: objects of every name."""
 
 
 class Source(Protocol):
     """Lists and watches objects. Each method raises ApiError, also in the middle of an iteration."""
 
     def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Manifest], str]]:
-        """List all current objects page by page, each page with the resource version from which to watch."""
+        """List all current objects, a few at a time, and last the resource version from which to watch: before, the
+        version is empty. Each list is emptied when the next is asked for, and a large object comes alone.
+        """
 
     def changes(self, selection: Selection, resource_version: str) -> AsyncIterator[tuple[str, Manifest]]:
         """Yield the events after that version, until the server ends the watch after some minutes. An event is ADDED,
@@ -88,4 +92,6 @@ class Cluster(Protocol):
     async def patch_status(
         self, namespace: str, name: str, resource_version: str, patch: Manifest
     ) -> Manifest:
-        """Merge a patch into a job's status; 409 when the job has another version."""
+        """Merge a patch into a job's status; 409 when the job has another version. Return the job, or its metadata
+        alone.
+        """

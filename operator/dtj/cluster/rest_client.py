@@ -84,6 +84,7 @@ class RestClient:
                     about.get("code") or 500, about.get("reason") or "", about.get("message") or ""
                 )
             yield kind_of_event, about
+            del event, about  # Before the next event is read: this one may be large.
 
     async def _lines(
         self,
@@ -182,9 +183,14 @@ async def _object(body: bytes) -> Manifest:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        begin = body[:100].decode(errors="replace")
-        raise ApiError(0, "Unreadable", f"the answer is no JSON of an object: {begin!r}")
+        raise no_object(body)
     return content
+
+
+def no_object(body: bytes) -> ApiError:
+    """Return the error of a successful answer that is not the JSON of an object. body: at least its beginning."""
+    begin = body[:100].decode(errors="replace")
+    return ApiError(0, "Unreadable", f"the answer is no JSON of an object: {begin!r}")
 
 
 def _api_error(status: int, body: Any, retry_after: str | None = None) -> ApiError:

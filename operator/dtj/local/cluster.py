@@ -16,7 +16,7 @@ from dtj.local.pod import LocalPod
 from dtj.local.processes import Adopted
 from dtj.local.runs import Run
 from dtj.reconcile.patch import merged
-from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, OwnedRecord, controller_uid
+from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, OwnedRecord, controller_uid, data_digest
 
 _LOOK_SECONDS = 0.2
 Changed = Callable[[Key], None]
@@ -194,7 +194,10 @@ class LocalCluster:
         return [Owned(name, controller_uid(service)) for name, service in self._services.items()]
 
     def configs(self, key: Key) -> Sequence[Owned]:
-        return [Owned(name, controller_uid(config), config["data"]) for name, config in self._configs.items()]
+        return [
+            Owned(name, controller_uid(config), data_digest(config["data"]))
+            for name, config in self._configs.items()
+        ]
 
     def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
         return []

@@ -11,9 +11,12 @@ from typing import Any
 from dtj.api.job import Job
 from dtj.api.status import JobStatus
 from dtj.plan.model import Plan
+from dtj.plan.start import START_SCRIPT
 
 MOST_REPLICAS = 20_000
-"""Replicas in all cached plans together; each takes less than 1 kB. 10,000 characters of a ConfigMap count as one."""
+"""Replicas in all cached plans together; each takes less than 1 kB."""
+# The plan has the templates of the job as data: four times the characters of the job file, and more, in bytes.
+_CHARACTERS_A_REPLICA = 250
 
 
 class PlanCache:
@@ -21,7 +24,7 @@ class PlanCache:
 
     Callers must not change a plan. Several threads may call the cache. `plan` sees only those fields of a job's
     status that the cache compares, so a plan cannot depend on other fields. The cache always holds the last plan,
-    whatever the plan's size.
+    whatever the plan's size, but no plan of a job that has ended: such a job has few passes, and is kept for long.
     """
 
     def __init__(self, plan: Callable[[Job], Plan], most_replicas: int = MOST_REPLICAS) -> None:
@@ -46,19 +49,34 @@ class PlanCache:
             # The first attempt begins with the job: its plan does not change when the status gets the time.
             start_time=job.status.start_time if job.status.current_attempt > 1 else None,
         )
+        ended = job.status.finished
         job = replace(job, status=status)
+        if ended:
+            self._forget(job.uid)
+            return self._plan(job)
         needed = vars(job)
         cached = self._plans.get(job.uid)
         plan = cached[1] if cached and cached[0] == needed else self._plan(job)
         with self._lock:
-            before = self._plans.pop(job.uid, None)
+            self._drop(job.uid)
             self._plans[job.uid] = (needed, plan)
-            self._replicas += _weight(plan) - (_weight(before[1]) if before else 0)
+            self._replicas += weight(plan)
             while self._replicas > self._most_replicas and len(self._plans) > 1:
                 _, (_, oldest) = self._plans.popitem(last=False)
-                self._replicas -= _weight(oldest)
+                self._replicas -= weight(oldest)
         return plan
 
+    def _forget(self, uid: str) -> None:
+        with self._lock:
+            self._drop(uid)
 
-def _weight(plan: Plan) -> int:
-    return len(plan.replicas) + sum(map(len, plan.config["data"].values())) // 10_000
+    def _drop(self, uid: str) -> None:
+        _, plan = self._plans.pop(uid, (None, None))
+        self._replicas -= weight(plan) if plan else 0
+
+
+def weight(plan: Plan) -> int:
+    """Return how many replicas a plan counts as."""
+    # All jobs share the start script.
+    texts = (text for name, text in plan.config["data"].items() if name != START_SCRIPT)
+    return len(plan.replicas) + sum(map(len, texts)) // _CHARACTERS_A_REPLICA

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
-from sys import intern
 
 from dtj.api.job import Job, Manifest, written
 from dtj.api.names import config_name
@@ -14,7 +13,9 @@ from dtj.api.yaml_text import dump
 from dtj.plan.pods import metadata, trainer_container
 from dtj_trainer import contract
 
-_MOST_REMEMBERED = 16_384
+START_SCRIPT = "start.sh"
+"""The key of the start script in the ConfigMap."""
+_MOST_REMEMBERED = 4_096
 """Longer job files are not cached, because thousands of jobs may be as large as the API server accepts."""
 START = ("/bin/sh", str(contract.CONFIG_DIR / "start.sh"))
 """The command of every container, before the words of the program."""
@@ -39,7 +40,7 @@ def config_map(job: Job, extra: Mapping[str, str], name: str | None = None) -> M
         "metadata": metadata(job, name or config_name(job.name)),
         "data": {
             **extra,
-            "start.sh": script("start.sh"),
+            START_SCRIPT: script(START_SCRIPT),
             contract.JOB_FILE: _job_file(job),
         },
     }
@@ -50,12 +51,10 @@ def _job_file(job: Job) -> str:
     return _as_yaml(text) if len(text) <= _MOST_REMEMBERED else _as_yaml.__wrapped__(text)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2048)
 def _as_yaml(job: str) -> str:
-    """Cached, because it is most of the work of a plan. Interned, so that caches of the ConfigMap share the
-    string.
-    """
-    return intern(dump(json.loads(job), width=80))
+    """Cached, because it is most of the work of a plan: 20 MB of texts at most."""
+    return dump(json.loads(job), width=80)
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Generic, NoReturn, TypeVar
 
 from dtj.api.identity import LABEL_JOB
@@ -25,13 +25,13 @@ class Cache(Generic[T]):
 
     def __init__(
         self,
-        see: Callable[[Manifest], T],
+        see: Callable[[Manifest], T | None],
         changed: Callable[[Key], None],
         changed_little: Callable[[Key], None] | None = None,
         urgent: Callable[[Key, T | None, T | None], bool] | None = None,
         key: Callable[[Manifest], Key] | None = None,
     ) -> None:
-        """see: returns the part of a manifest that the cache keeps.
+        """see: returns the part of a manifest that the cache keeps; None for an object that it does not keep.
         changed: called with each job of which an object was added, deleted, or changed.
         changed_little: called instead of `changed` when the change is not urgent.
         urgent: called with the job, the old object and the new object; None stands for no object. By default, a new
@@ -61,6 +61,9 @@ class Cache(Generic[T]):
         """Add an object, or replace the cached object."""
         metadata = manifest["metadata"]
         uid, key, seen = metadata["uid"], self._key(manifest), self._see(manifest)
+        if seen is None:
+            self.drop(uid)
+            return
         if self._keys.get(uid, key) != key:
             self.drop(uid)
         objects = self._jobs.setdefault(key, {})
@@ -138,14 +141,13 @@ class Informer(Generic[T]):
                 self._put(about)
             self._version = about["metadata"]["resourceVersion"]
             self._allowed()
+            del about  # Before the next object is read: this one may be large.
 
     async def _list(self) -> str:
-        listed, version = set(), ""
+        listed, version = set[str](), ""
         async for items, at in self._source.pages(self._selection):
-            version = at
-            for manifest in items:
-                listed.add(manifest["metadata"]["uid"])
-                self._put(manifest)
+            version = at or version
+            listed |= self._put_all(items)
         self._cache.keep(listed, self._selection.namespace)
         self._allowed()
         return version
@@ -170,6 +172,11 @@ class Informer(Generic[T]):
     def _what(self) -> str:
         namespace = self._selection.namespace
         return self._selection.kind + (f" in namespace {namespace}" if namespace else "")
+
+    def _put_all(self, items: Sequence[Manifest]) -> set[str]:
+        for manifest in items:
+            self._put(manifest)
+        return {manifest["metadata"]["uid"] for manifest in items}
 
     def _put(self, manifest: Manifest) -> None:
         try:

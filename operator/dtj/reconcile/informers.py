@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from sys import intern
-from typing import Any
+from typing import Any, NoReturn
 
 from dtj.api.identity import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, LABEL_RECORD, MANAGER
-from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
-from dtj.cluster.port import Selection, Source
+from dtj.cluster.port import ApiError, Selection, Source
+from dtj.reconcile.budget import NAMESPACE_BYTES
 from dtj.reconcile.informer import Cache, Informer
+from dtj.reconcile.job_cache import JobCache
 from dtj.reconcile.record import view_record
 from dtj.reconcile.stuck import Stuck
 from dtj.reconcile.tensorboard import view_deployment
 from dtj.reconcile.urgency import PodUrgency
-from dtj.reconcile.view import CachedJob, Key, Owned, OwnedPod, controller_uid, owned_pod
+from dtj.reconcile.view import Key, Owned, OwnedPod, controller_uid, data_digest, owned_pod
 from dtj.status.pods import view_pod
 
+_log = logging.getLogger(__name__)
 # The API server applies this label selector, so the operator receives no objects of other owners.
 _OURS = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_JOB}"
 _RECORDS = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_RECORD}"
-_METADATA = (
-    "name",
-    "namespace",
-    "uid",
-    "generation",
-    "resourceVersion",
-    "creationTimestamp",
-    "deletionTimestamp",
-)
+# The pause before the spec of a job is asked for again, when the API server refused it.
+_AGAIN_SECONDS = 30.0
 
 
 class Informers:
@@ -43,14 +38,18 @@ class Informers:
         changed: Callable[[Key], None],
         changed_little: Callable[[Key], None],
         job_changed: Callable[[Key], None],
+        namespace_bytes: int = NAMESPACE_BYTES,
     ) -> None:
         """namespaces: the namespaces to watch; empty for all namespaces.
         changed: called with each job of which an object changed.
         changed_little: called instead of `changed` when the change is not urgent.
         job_changed: called with each job that was created, changed, or deleted.
+        namespace_bytes: bytes that the jobs of a namespace may take.
         """
         calls = changed, changed_little
-        self.jobs = Cache(_job, job_changed, key=_own_key)
+        self._source = source
+        self._missing: asyncio.Queue[Key] = asyncio.Queue()
+        self.jobs = JobCache(job_changed, changed, self._missing.put_nowait, namespace_bytes)
         self.pods = Cache(_pod, *calls, PodUrgency())
         self.services = Cache(_service, *calls)
         self.configs = Cache(_config, *calls)
@@ -79,6 +78,7 @@ class Informers:
         """Begin to list and watch."""
         every = chain.from_iterable(self._informers.values())
         self._tasks = [asyncio.create_task(informer.run()) for informer in every]
+        self._tasks.append(asyncio.create_task(self._fetch()))
 
     async def synced(self, namespace: str | None = None) -> None:
         """Wait until every informer of this namespace has its first list in the cache."""
@@ -102,6 +102,20 @@ class Informers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _fetch(self) -> NoReturn:
+        """List the jobs whose spec the cache misses, one at a time. The operator has no permission to get a job."""
+        while True:
+            key = await self._missing.get()
+            try:
+                async for jobs, _ in self._source.pages(Selection(API_VERSION, KIND, "", *key)):
+                    # A job that was deleted meanwhile must not come back.
+                    for manifest in (job for job in jobs if self.jobs.has(job["metadata"]["uid"])):
+                        self.jobs.put(manifest)
+            except ApiError as error:
+                _log.warning("the spec of %s/%s: %s", *key, error)
+                # Without a pause here: jobs of other namespaces wait behind this one.
+                asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._missing.put_nowait, key)
+
     def check(self) -> int:
         """Return the number of cached objects. Raises Stuck when an informer has ended."""
         if any(task.done() for task in self._tasks):
@@ -109,23 +123,8 @@ class Informers:
         return sum(map(len, self._caches))
 
 
-def _own_key(manifest: Mapping[str, Any]) -> Key:
-    return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-
-
 def _recorded_key(manifest: Mapping[str, Any]) -> Key:
     return manifest["metadata"]["namespace"], manifest["metadata"]["labels"][LABEL_RECORD]
-
-
-def _job(manifest: Mapping[str, Any]) -> CachedJob:
-    # Drop managedFields, about half of a job, and the labels and annotations that the operator does not read.
-    of_job = manifest["metadata"]
-    metadata: dict[str, Any] = {field: of_job.get(field) for field in _METADATA}
-    for kind, names in (("labels", QUEUE_LABELS), ("annotations", QUEUE_ANNOTATIONS)):
-        given = of_job.get(kind) or {}
-        metadata[kind] = {name: given[name] for name in names if name in given}
-    parts = {part: manifest.get(part) or {} for part in ("spec", "status")}
-    return CachedJob(of_job["uid"], of_job["resourceVersion"], {"metadata": metadata, **parts})
 
 
 def _pod(manifest: Mapping[str, Any]) -> OwnedPod:
@@ -137,8 +136,13 @@ def _service(manifest: Mapping[str, Any]) -> Owned:
     return Owned(metadata["name"], controller_uid(manifest), uid=metadata["uid"])
 
 
-def _config(manifest: Mapping[str, Any]) -> Owned:
-    # Intern the texts: many jobs share a text, and the process keeps each text once.
+def _config(manifest: Mapping[str, Any]) -> Owned | None:
+    # Anybody may make a ConfigMap of a megabyte with the two labels: keep a digest, and of jobs' own ones alone.
+    if not any(owner.get("kind") == KIND and owner.get("controller") for owner in _owners(manifest)):
+        return None
     metadata, data = manifest["metadata"], manifest.get("data") or {}
-    texts = {key: intern(text) for key, text in data.items()}
-    return Owned(metadata["name"], controller_uid(manifest), texts, metadata["uid"])
+    return Owned(metadata["name"], controller_uid(manifest), data_digest(data), metadata["uid"])
+
+
+def _owners(manifest: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return manifest["metadata"].get("ownerReferences") or ()

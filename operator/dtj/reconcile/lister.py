@@ -6,11 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtj.api.managed_by import other_manager_of
-from dtj.api.status import Phase
 from dtj.reconcile.informers import Informers
 from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, OwnedRecord
-
-_ENDED = (Phase.SUCCEEDED.value, Phase.FAILED.value)
 
 
 class Lister:
@@ -40,8 +37,4 @@ class Lister:
         return self._informers.records.of(key)
 
     def active(self) -> Sequence[Key]:
-        return [
-            key
-            for key, job in self._informers.jobs.items()
-            if job.manifest["status"].get("phase") not in _ENDED and not other_manager_of(job.manifest)
-        ]
+        return [key for key, job in self._informers.jobs.active() if not other_manager_of(job.manifest)]

@@ -6,21 +6,25 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from dtj.api.job import Fault, read_status
-from dtj.api.unreadable import AnyJob, read_stored_job
+from dtj.api.unreadable import NOT_KEPT, AnyJob, read_stored_job
 from dtj.reconcile.boot_clock import Clock
 from dtj.reconcile.event_recorder import EventRecorder
 from dtj.reconcile.expectations import Expectations
+from dtj.reconcile.kept_job import KeptJob
 from dtj.reconcile.refusal import Refusals
 from dtj.reconcile.retry import Tries
 from dtj.reconcile.ssh_secret import SshSecret
 from dtj.reconcile.stored_status import StoredStatus
 from dtj.status.record import Refusal
 
-# A thread plans and evaluates a job with more pods than this, so that the event loop is not blocked.
+# A thread checks, plans and evaluates a job with more pods, or with a longer spec, so that the event loop is not
+# blocked.
 _LARGE = 200
+_LONG = 16_384
 T = TypeVar("T")
 
 
@@ -29,12 +33,14 @@ class Cost:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.long = False
+        """Whether the spec of the job is long."""
 
-    def begin(self, seconds: float) -> None:
-        """Begin to count the processor time of a pass. seconds: the processor time that the pass has taken."""
-        self.seconds = seconds
+    def begin(self) -> None:
+        """Begin to count the processor time of a pass."""
+        self.seconds = 0.0
 
-    async def count(self, do: Callable[[], T], pods: int) -> T:
+    async def count(self, do: Callable[[], T], pods: int = 0) -> T:
         """Run a part of a pass and count its processor time.
 
         do: runs in a thread for a large job, so nothing may change the data that `do` reads.
@@ -45,7 +51,7 @@ class Cost:
             begun = time.thread_time()
             return do(), time.thread_time() - begun
 
-        result, cost = await asyncio.to_thread(timed) if pods > _LARGE else timed()
+        result, cost = await asyncio.to_thread(timed) if self.long or pods > _LARGE else timed()
         self.seconds += cost
         return result
 
@@ -80,11 +86,18 @@ class Memory:
         self._read: tuple[object, AnyJob, list[Fault]] | None = None
         """The fields that the job was read from, without its status; the job; and its faults."""
 
-    def read(self, manifest: Mapping[str, Any]) -> tuple[AnyJob, list[Fault]]:
+    async def read(self, manifest: Mapping[str, Any]) -> tuple[AnyJob, list[Fault]]:
         """Return the job and its faults. Read the spec again only if generation, labels, or annotations differ."""
         metadata = manifest["metadata"]
-        source = metadata["generation"], metadata.get("labels"), metadata.get("annotations")
+        known = ("labels", "annotations")
+        source = metadata["generation"], *map(metadata.get, known), manifest.get(NOT_KEPT)
         if self._read is None or self._read[0] != source:
-            self._read = source, *read_stored_job(manifest, self._host_paths)
+            self.cost.long = isinstance(manifest, KeptJob) and len(manifest.spec) > _LONG
+            read = await self.cost.count(partial(read_stored_job, manifest, self._host_paths))
+            self._read = source, *read
         _, job, faults = self._read
         return replace(job, status=read_status(manifest.get("status") or {})), faults
+
+    def shed(self) -> None:
+        """Forget the spec of a job that has ended. The next pass reads it again."""
+        self._read = None

@@ -19,7 +19,8 @@ from dtj.status.observed import Observed
 from dtj.status.pods import PodView
 from dtj_trainer.contract.distribution import version
 
-_LAG_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+LAG_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+"""The buckets of `event_loop_lag`."""
 _PASS_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 # The range begins with a small job on a warm node and ends with a day in a queue.
 _START_SECONDS = (1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 10800, 43200, 86400)
@@ -38,7 +39,7 @@ def event_loop_lag() -> Histogram:
         "dtj_event_loop_lag_seconds",
         "By how much the operator's event loop wakes too late, measured 10 times a second: for so long one pass kept "
         "all others waiting.",
-        buckets=_LAG_SECONDS,
+        buckets=LAG_SECONDS,
         registry=None,
     )
 

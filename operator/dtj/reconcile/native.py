@@ -23,6 +23,7 @@ from dtj.reconcile.actions import (
     ReplaceData,
 )
 from dtj.reconcile.snapshot import Snapshot
+from dtj.reconcile.view import data_digest
 from dtj.status.decision import Decision, Pods
 from dtj.status.mpijob import MpiJob
 from dtj.status.overdue import describe_overdue
@@ -78,8 +79,9 @@ def config_actions(seen: Snapshot, plan: Plan) -> list[Action]:
     if known is None:
         return [Create(plan.config)]
     # Running pods keep the configuration of their start: a changed spec applies from the next attempt on.
-    changed = known.data != plan.config["data"] and not seen.observed.pods
-    return [ReplaceData(plan.config)] if changed else []
+    if seen.observed.pods or known.digest == data_digest(plan.config["data"]):
+        return []
+    return [ReplaceData(plan.config)]
 
 
 def _prepared(seen: Snapshot, plan: Plan, attempt: int, *, begins: bool) -> list[Action]:

@@ -46,15 +46,16 @@ class Observer:
 
     async def observe(self, key: Key, memory: Memory, manifest: Mapping[str, Any]) -> Snapshot:
         """Take a snapshot of a job. manifest: the job as it is stored. Raises ApiError."""
+        memory.cost.begin()
+        job, faults = await memory.read(manifest)
         begun = time.thread_time()
-        job, faults = memory.read(manifest)
         delegates = is_delegated(job)
         pods = [
             pod.view
             for pod in self._view.pods(key)
             if pod.owner == job.uid and (delegates or not pod.delegated)
         ]
-        memory.cost.begin(time.thread_time() - begun)
+        memory.cost.seconds += time.thread_time() - begun
         # A job that has pods needs no new name: its status had the name of the Secret before the pods were created.
         unnamed = job.status.ssh_secret is None and not pods and not faults
         named = self._named(memory, job) if unnamed else job

@@ -155,6 +155,8 @@ class Reconciler:
         again = await self._executor.act(seen.job, seen.plan, memory, todo, look_again)
         again = soonest(again, memory.expectations.due_in())
         again = await self._keep_tensorboard(memory, seen, again)
+        if memory.over and not todo:
+            memory.shed()
         return soonest(again, await self._keep_record(memory, seen, decided))
 
     def _remembered(self, key: Key, uid: str) -> Memory:

@@ -12,6 +12,7 @@ from dtj.api.reasons import Reason
 from dtj.api.status import Condition, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
+from dtj.reconcile.kept_job import KeptJob, with_status
 from dtj.reconcile.patch import merge_patch
 from dtj.status.events import happenings
 
@@ -43,8 +44,8 @@ class StoredStatus:
         self._elapsed = elapsed
         self._counts_after = counts_after
         self._latest: Mapping[str, Any] = {}
-        self._written: Manifest | None = None
-        """The job as the API server returned it after the last write."""
+        self._written: KeptJob | None = None
+        """What is kept of the job that the API server returned after the last write."""
         self._written_at: float | None = None
         self._overtaken: set[str] = set()
         """Versions of the job that the writes have replaced since the cache last caught up."""
@@ -66,7 +67,7 @@ class StoredStatus:
             self._latest = self._written
         else:
             self._overtaken.clear()
-            self._latest = shown
+            self._latest, self._written = shown, None
         return self._latest
 
     def wait(self, old: JobStatus, new: JobStatus) -> float | None:
@@ -132,13 +133,14 @@ class StoredStatus:
     async def _store(self, cluster: Cluster, job: AnyJob, status: JobStatus, patch: Manifest) -> None:
         version = self.version
         try:
-            self._written = await cluster.patch_status(job.namespace, job.name, version, patch)
+            answer = await cluster.patch_status(job.namespace, job.name, version, patch)
         except ApiError as error:
             if error.status == 0 or error.status >= _SERVER_ERROR:
                 self._unanswered = job.status, status
             raise
         self._unanswered = None
-        self._latest, self._written_at = self._written, self._elapsed()
+        self._latest = self._written = with_status(self._latest, answer, patch)
+        self._written_at = self._elapsed()
         self._overtaken.add(version)
         self._overtaken.discard(self.version)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Protocol
 
 from dtj.api.identity import LABEL_UID
 from dtj.api.job import Job
 from dtj.api.mpijob import MPIJOB_KIND
 from dtj.api.unreadable import AnyJob
+from dtj.reconcile.kept_job import KeptJob
 from dtj.status.pods import PodView
 from dtj.status.record import RecordPod
 
@@ -25,8 +28,10 @@ class CachedJob:
 
     uid: str
     version: str
-    manifest: Mapping[str, Any] = field(compare=False)
+    manifest: KeptJob = field(compare=False)
     """The parts of the job that a pass reads."""
+    whole: bool = True
+    """Whether the namespace has room for the spec of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,8 @@ class Owned:
     name: str
     owner: str
     """uid of the job."""
-    data: Mapping[str, str] | None = None
+    digest: str | None = None
+    """The digest of the data of a ConfigMap."""
     uid: str = ""
 
 
@@ -99,6 +105,12 @@ class View(Protocol):
 
     def active(self) -> Sequence[Key]:
         """Return the jobs that have not ended."""
+
+
+def data_digest(data: Mapping[str, str]) -> str:
+    """Return a digest of the data of a ConfigMap."""
+    text = json.dumps(data, sort_keys=True, ensure_ascii=False)
+    return sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def owned_pod(pod: Mapping[str, Any], view: PodView) -> OwnedPod:

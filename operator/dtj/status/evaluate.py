@@ -41,7 +41,7 @@ from dtj.status.report_merge import merge_reports
 from dtj.status.stall import look, step_time
 from dtj.status.suspension import deactivation, held, is_held, is_suspending, resumed, suspended
 from dtj.status.times import seconds_since, written_time
-from dtj.status.waits import after_the_end, retry_begins, start_left, too_late
+from dtj.status.waits import after_the_end, no_pods, retry_begins, start_left, too_late
 
 
 def evaluate(
@@ -84,12 +84,15 @@ def _evaluate(
     start = old.start_time or written_time(now)
     draft.attempt, draft.start_time = attempt, start
     draft.set(ConditionType.CREATED, True, Reason.JOB_CREATED, "the operator has taken up the job")
-    if faults and not observed.invalid and _is_taken_up(old, observed):
+    waits = any(fault.passes for fault in faults)
+    if faults and not observed.invalid and (waits or _is_taken_up(old, observed)):
         # A user edited a running job, or a newer operator has a new rule. Create no pod until the spec is valid.
-        draft.set(ConditionType.CREATED, True, Reason.SPEC_INVALID, in_a_line(faults, LONGEST_CONDITION))
+        reason, message = no_pods(draft, faults, waits=waits)
         suspends = job.run_policy.suspend or is_suspending(old)
         if expected is None or not (observed.pods or suspends):
-            return Decision(draft.status(start_time=old.start_time))
+            if waits and not old.all_running_time:
+                draft.set(ConditionType.RUNNING, False, reason, message)
+            return Decision(draft.status(start_time=old.start_time, phase=old.phase or Phase.PENDING))
         decision = _of_pods(job, expected, observed, draft)
         return replace(decision, pods=replace(decision.pods, make=frozenset()), prepare=False)
     if observed.invalid and expected and expected.restarts_with and old.all_running_time:

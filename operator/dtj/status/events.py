@@ -55,7 +55,7 @@ def _course(old: JobStatus, new: JobStatus) -> list[Happening]:
     created, before = new.condition(ConditionType.CREATED), old.condition(ConditionType.CREATED)
     if (
         created
-        and created.reason == Reason.SPEC_INVALID
+        and created.reason in (Reason.SPEC_INVALID, Reason.NAMESPACE_FULL)
         and (not before or before.message != created.message)
     ):
         result.append(Happening("Warning", created.reason, created.message))

@@ -1,4 +1,4 @@
-"""Time limits of the run policy: the start deadline, and the TTL of a finished job."""
+"""What a job waits for: the start deadline, the TTL of a finished job, and a spec of which pods can be made."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from datetime import datetime, timedelta
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.failure_classes import OBSTACLES, OperatorFailureClass
+from dtj.api.job import Fault, in_a_line
 from dtj.api.reasons import Reason
 from dtj.api.status import Failure, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
 from dtj.status.backoff import pause
 from dtj.status.decision import Decision
-from dtj.status.draft import Draft
+from dtj.status.draft import LONGEST_CONDITION, Draft
 from dtj.status.failure import Loss
 from dtj.status.observed import Expected, Observed, hindered
 from dtj.status.pods import PodView
 from dtj.status.times import seconds_since, written_time
+
+
+def no_pods(draft: Draft, faults: Sequence[Fault], *, waits: bool) -> tuple[str, str]:
+    """Say why no pod is created. waits: whether the faults may go without a change of the job."""
+    reason = Reason.NAMESPACE_FULL if waits else Reason.SPEC_INVALID
+    message = in_a_line(faults, LONGEST_CONDITION)
+    draft.set(ConditionType.CREATED, True, reason, message)
+    return reason, message
 
 
 def start_left(draft: Draft) -> float | None:

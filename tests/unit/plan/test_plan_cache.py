@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from dtj.api.job import Job
+from dtj.api.job import Job, read_status
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.plan.plan_cache import PlanCache
+from dtj.plan.plan_cache import PlanCache, weight
 from tests.unit.support.jobs import job
 
 
 class Counted:
-    """A cache that has room for six pods, those of two jobs, and the number of plans that were made."""
+    """A cache that has room for two jobs, and the number of plans that were made."""
 
-    def __init__(self, most_replicas: int = 6) -> None:
+    def __init__(self, most_replicas: int = 2 * weight(plan_job(job()))) -> None:
         self.made = 0
         self.plan = PlanCache(self._make, most_replicas)
 
@@ -66,13 +66,25 @@ def test_only_the_jobs_that_were_planned_last_are_cached() -> None:
 
 def test_a_job_that_is_larger_than_all_room_is_cached_until_another_comes() -> None:
     counted, large, small = Counted(), replace(job(), uid="large"), replace(job(), uid="small")
-    large = replace(large, spec=job(replicaSpecs={"worker": {"replicas": 9}}).spec)
+    large = replace(large, spec=job(replicaSpecs={"worker": {"replicas": 30}}).spec)
 
     for each in (small, large, large):
         assert counted.plan(each) == plan_job(each)
     assert counted.made == 2
     for each in (small, small, large):
         counted.plan(each)
+    assert counted.made == 4
+
+
+def test_no_plan_of_a_job_that_has_ended_is_cached() -> None:
+    counted, first = Counted(), job()
+    succeeded = {"type": "Succeeded", "status": "True", "reason": "JobSucceeded", "message": ""}
+    since = {"lastTransitionTime": "2026-11-21T12:00:00Z"}
+    ended = replace(first, status=read_status({"conditions": [succeeded | since]}))
+    assert ended.status.finished
+
+    assert [counted.plan(each) for each in (first, ended, ended, first)] == [plan_job(first)] * 4
+
     assert counted.made == 4
 
 

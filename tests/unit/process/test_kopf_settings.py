@@ -141,3 +141,34 @@ async def test_a_namespace_that_is_refused_is_a_cut_connection(query: str, statu
 async def test_kopf_reads_that_its_login_or_its_version_is_too_old(status: int) -> None:
     async with answered("{}", "?watch=true", status, f"/apis/{API_VERSION}/{PLURAL}") as response:
         assert response.status == status
+
+
+async def test_kopf_asks_for_the_metadata_of_jobs_alone() -> None:
+    asked: dict[str, str] = {}
+
+    async def handle(request: web.Request) -> web.Response:
+        asked[request.path_qs] = request.headers["Accept"]
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", handle)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    session = trigger_session(kopf.ConnectionInfo(server=server, token="secret")).aiohttp_session
+    jobs = "/apis/dtj.dev/v1alpha1/namespaces/ml/distributedtrainingjobs"
+    try:
+        for path in (f"{jobs}?limit=100", f"{jobs}?watch=true", "/apis/dtj.dev/v1alpha1"):
+            async with asyncio.timeout(60), session.get(server + path):
+                pass
+    finally:
+        await session.close()
+        await runner.cleanup()
+
+    of = "g=meta.k8s.io;v=v1,application/json"
+    assert asked == {
+        f"{jobs}?limit=100": f"application/json;as=PartialObjectMetadataList;{of}",
+        f"{jobs}?watch=true": f"application/json;as=PartialObjectMetadata;{of}",
+        "/apis/dtj.dev/v1alpha1": "*/*",
+    }

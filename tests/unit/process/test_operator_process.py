@@ -343,6 +343,33 @@ async def test_a_job_that_is_nested_without_end_hides_no_other(api: HttpCluster,
     assert (code, "Traceback" in said) == (0, False), said
 
 
+async def test_a_large_job_waits_until_its_namespace_has_room(api: HttpCluster, start: Start) -> None:
+    def large(name: str, namespace: str) -> None:
+        job = stored(name, artifacts=None, args=["x" * 30_000] * 12)
+        job["metadata"] |= {"namespace": namespace, "uid": f"uid-{namespace}-{name}"}
+        api.cluster.put(job)
+
+    def reason(name: str) -> str:
+        conditions = api.cluster.objects[KIND, "evil", name].get("status", {}).get("conditions", [])
+        return next((str(each["reason"]) for each in conditions if each["type"] == "Running"), "")
+
+    def made(namespace: str, name: str) -> bool:
+        return ("Pod", namespace, f"{name}-worker-0") in api.cluster.objects
+
+    for number in range(5):
+        large(f"evil-{number}", "evil")
+    large("good", "ml")
+    await start("first", "--namespace-memory=1")
+    await until(lambda: made("ml", "good") and made("evil", "evil-0"))
+    await until(lambda: [reason(f"evil-{number}") for number in range(1, 5)] == ["NamespaceFull"] * 4)
+    assert not any(made("evil", f"evil-{number}") for number in range(1, 5))
+
+    api.cluster.remove((KIND, "evil", "evil-0"))
+
+    await until(lambda: made("evil", "evil-1"))
+    assert reason("evil-2") == "NamespaceFull"
+
+
 @pytest.mark.parametrize("hours", [-5, 5])
 async def test_times_are_those_of_the_api_server(api: HttpCluster, start: Start, hours: int) -> None:
     api.ahead = timedelta(hours=hours)
@@ -434,6 +461,7 @@ async def test_a_namespace_that_is_gone_holds_up_no_other_and_is_served_when_it_
     [
         (["--leader-elect"], "--leader-elect outside a cluster needs --lease-namespace"),
         (["--progress-rate=0"], "argument --progress-rate: more than 0, got 0"),
+        (["--namespace-memory=0"], "argument --namespace-memory: more than 0, got 0"),
         (
             ["--leader-elect", "--lease-namespace=dtj-system", "--renew-deadline=20"],
             "the lease's duration must be longer than the deadline of its renewal",

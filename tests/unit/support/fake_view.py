@@ -17,6 +17,7 @@ from dtj.reconcile.view import (
     OwnedPod,
     OwnedRecord,
     controller_uid,
+    data_digest,
     owned_pod,
 )
 from dtj.status.pods import view_pod
@@ -102,7 +103,7 @@ class FakeView:
 
     def configs(self, key: Key) -> Sequence[Owned]:
         return [
-            Owned(c["metadata"]["name"], controller_uid(c), c["data"])
+            Owned(c["metadata"]["name"], controller_uid(c), data_digest(c["data"]))
             for c in self._children("ConfigMap", key)
         ]
 

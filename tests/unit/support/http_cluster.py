@@ -23,7 +23,7 @@ from tests.unit.support.history import History
 from tests.unit.support.kubelet import Kubelet
 from tests.unit.support.mpi_operator import MpiOperator
 from tests.unit.support.selection import selection
-from tests.unit.support.streams import PodLogs, Watches
+from tests.unit.support.streams import PodLogs, Watches, shown
 
 Answer = Callable[[], Awaitable[web.StreamResponse]]
 Fault = Callable[[web.Request, Answer], Awaitable[web.StreamResponse]]
@@ -229,14 +229,15 @@ class HttpCluster:
         version, objects = self.cluster.version, self.cluster.objects
         if self.stale is not None and f"{LABEL_JOB}=" not in request.query.get("labelSelector", ""):
             version, objects = self.stale, self.cluster.at(self.stale)
-        items = [manifest for name, manifest in objects.items() if asked(name, manifest)]
+        accept = request.headers.get("Accept", "")
+        items = [shown(manifest, accept) for name, manifest in objects.items() if asked(name, manifest)]
         metadata = {"resourceVersion": str(version)}
         begin, limit = int(request.query.get("continue") or 0), int(request.query.get("limit") or len(items))
         if len(items) > begin + limit:
             metadata["continue"] = str(begin + limit)
         page = items[begin : begin + limit]
         # A real API server answers null where it lists no metadata.
-        empty = not page and "PartialObjectMetadataList" in request.headers.get("Accept", "")
+        empty = not page and "PartialObjectMetadataList" in accept
         return self._answered({"metadata": metadata, "items": None if empty else page})
 
     async def _create(self, request: web.Request) -> web.Response:
@@ -283,7 +284,8 @@ class HttpCluster:
         patch = await request.json()
         _, namespace, name = _name(request)
         version = patch["metadata"]["resourceVersion"]
-        return self._answered(await self.cluster.patch_status(namespace, name, version, patch["status"]))
+        changed = await self.cluster.patch_status(namespace, name, version, patch["status"])
+        return self._answered(shown(changed, request.headers.get("Accept", "")))
 
     async def _delete(self, request: web.Request) -> web.Response:
         there, options = self._there(request), await request.json()

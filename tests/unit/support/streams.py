@@ -38,6 +38,7 @@ class Watches:
     async def serve(self, request: web.Request, asked: Asked) -> web.StreamResponse:
         """Write every change since the client's version, until the client goes or the version is too old."""
         version, position = int(request.query["resourceVersion"]), 0
+        accept = request.headers.get("Accept", "")
         response = await _begun(request)
         self._open.append(request)
         try:
@@ -46,7 +47,8 @@ class Watches:
                     number, change, name, manifest = self._cluster.history[position]
                     position += 1
                     if number > version and asked(name, manifest):
-                        line = self._written({"type": change, "object": manifest}).encode() + b"\n"
+                        told = {"type": change, "object": shown(manifest, accept)}
+                        line = self._written(told).encode() + b"\n"
                         # In two pieces, as a network may deliver a line.
                         await response.write(line[:20])
                         await response.write(line[20:])
@@ -101,6 +103,17 @@ class PodLogs:
     def _runs(self, name: Name, uid: str) -> bool:
         pod = self._cluster.objects.get(name)
         return pod is not None and pod["metadata"]["uid"] == uid and pod["status"]["phase"] == "Running"
+
+
+def shown(manifest: Manifest, accept: str) -> Manifest:
+    """Return an object as a client asks for it: whole, or its metadata alone."""
+    if "as=PartialObjectMetadata" not in accept:
+        return manifest
+    return {
+        "apiVersion": "meta.k8s.io/v1",
+        "kind": "PartialObjectMetadata",
+        "metadata": manifest["metadata"],
+    }
 
 
 def abort(request: web.Request) -> None:

@@ -1,0 +1,122 @@
+"""The cache of jobs, in which each namespace has its budget of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from dtj.api.job import Fault, Manifest
+from dtj.reconcile.budget import NAMESPACE_BYTES, Budget
+from dtj.reconcile.informer import Cache
+from dtj.reconcile.kept_job import KeptJob, keep, weight, without_spec
+from dtj.reconcile.view import CachedJob, Key
+from dtj.status.times import read_time
+
+
+class JobCache(Cache[CachedJob]):
+    """Keeps all jobs; of those for which their namespace has no room, without the spec."""
+
+    def __init__(
+        self,
+        job_changed: Callable[[Key], None],
+        judged: Callable[[Key], None],
+        missing: Callable[[Key], None],
+        most: int = NAMESPACE_BYTES,
+    ) -> None:
+        """job_changed: called with each job that was created, changed, or deleted.
+        judged: called with each job that the cache keeps otherwise than before, although the job has not changed.
+        missing: called with each job that has room again, and whose spec the cache does not have.
+        most: bytes that the jobs of a namespace may take.
+        """
+        super().__init__(self._kept, job_changed, key=own_key)
+        self._judged = judged
+        self._missing = missing
+        self._most = most
+        self._budgets: dict[str, Budget] = {}
+        self._moved: set[str] = set()
+
+    def put(self, manifest: Manifest) -> None:
+        """See `Cache`."""
+        super().put(manifest)
+        self._settle()
+
+    def drop(self, uid: str) -> None:
+        """See `Cache`."""
+        key = self._keys.get(uid)
+        if key is not None:
+            self._moved |= self._budgets[key[0]].drop(uid)
+            self._moved.discard(uid)
+            if not self._budgets[key[0]]:
+                del self._budgets[key[0]]
+        super().drop(uid)
+        self._settle()
+
+    def has(self, uid: str) -> bool:
+        """Return whether the cache has a job of this uid."""
+        return uid in self._keys
+
+    def _kept(self, manifest: Mapping[str, Any]) -> CachedJob:
+        job = keep(manifest)
+        uid, namespace = job.metadata["uid"], job.metadata["namespace"]
+        budget = self._budgets.setdefault(namespace, Budget(self._most))
+        self._moved |= budget.put(uid, _created(job), weight(job), ended=job.ended) - {uid}
+        if not budget.has_room(uid):
+            job = self._without_spec(job)
+        return _cached(job)
+
+    def _settle(self) -> None:
+        """Drop the specs of jobs that have lost their room, and ask for those of jobs that have room again."""
+        moved, self._moved = self._moved, set()
+        for uid in moved:
+            key = self._keys.get(uid)
+            if key is None:
+                continue
+            cached = self._jobs[key][uid]
+            room = self._budgets[key[0]].has_room(uid)
+            if room and not cached.whole and not cached.manifest.ended:
+                self._missing(key)
+            elif not room and cached.whole:
+                self._jobs[key][uid] = _cached(self._without_spec(cached.manifest))
+                self._judged(key)
+
+    def _without_spec(self, job: KeptJob) -> KeptJob:
+        return job if job.not_kept else without_spec(job, no_room(job.metadata["namespace"], self._most))
+
+    def _notify(self, key: Key, before: CachedJob | None, after: CachedJob | None) -> None:
+        if before and after and before.version == after.version:
+            self._judged(key)
+        else:
+            super()._notify(key, before, after)
+
+    def active(self) -> Iterable[tuple[Key, CachedJob]]:
+        """Return the jobs that have not ended."""
+        return ((key, job) for key, job in self.items() if not job.manifest.ended)
+
+
+def own_key(manifest: Mapping[str, Any]) -> Key:
+    """Return the key of a job."""
+    return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def no_room(namespace: str, most: int) -> Fault:
+    """Return the fault of a job for which its namespace has no room."""
+    return Fault(
+        "spec",
+        f"the jobs of namespace {namespace} take more than {most / 1e6:g} MB of the operator's memory, and "
+        "this job is among the largest or newest: make the job smaller, or wait until other jobs of the namespace "
+        "have ended or are deleted, or let who runs the operator raise --namespace-memory",
+        passes=True,
+    )
+
+
+def _cached(job: KeptJob) -> CachedJob:
+    return CachedJob(job.metadata["uid"], job.metadata["resourceVersion"], job, _whole(job))
+
+
+def _created(job: KeptJob) -> float:
+    created = job.metadata["creationTimestamp"]
+    return read_time(created).timestamp() if created else 0.0
+
+
+def _whole(job: KeptJob) -> bool:
+    return job.not_kept is None or not job.not_kept.passes

@@ -1,0 +1,329 @@
+"""The memory that the operator has for the jobs of a namespace: what is kept of a job, and which jobs wait.
+
+* what is kept of a job, and how much that is
+* the order in which jobs have room
+* the cache: jobs that lose their room and get it again
+* ConfigMaps
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import tracemalloc
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dtj.api.checking import MOST_ENTRIES
+from dtj.api.identity import API_VERSION, KIND, LABEL_JOB
+from dtj.api.job import Manifest, read_job
+from dtj.api.nesting import MOST_LEVELS, TOO_DEEP
+from dtj.api.unreadable import NOT_KEPT, UnreadableJob, read_stored_job
+from dtj.cluster.port import Selection
+from dtj.reconcile import informers as informers_module
+from dtj.reconcile.budget import Budget
+from dtj.reconcile.informers import Informers
+from dtj.reconcile.job_cache import JobCache
+from dtj.reconcile.kept_job import keep, weight
+from dtj.reconcile.lister import Lister
+from dtj.reconcile.view import Key
+from tests.unit.support.jobs import manifest
+
+MOST = 1_000_000
+
+
+def job(name: str, second: int = 0, text: int = 0, namespace: str = "ml", **status: Any) -> Manifest:
+    """A job that was created in this second, with a text of so many characters."""
+    given = manifest(name, args=["x" * min(text - done, 30_000) for done in range(0, text, 30_000)])
+    given["metadata"] = {
+        "name": name,
+        "namespace": namespace,
+        "uid": f"uid-{name}",
+        "generation": 1,
+        "resourceVersion": "1",
+        "creationTimestamp": f"2026-11-21T12:00:{second:02}Z",
+        "managedFields": [{"manager": "kubectl"}],
+    }
+    return given | {"status": status}
+
+
+def tolerating(count: int) -> Manifest:
+    given = job("many")
+    given["spec"]["replicaSpecs"]["worker"]["template"] = {"spec": {"tolerations": [{}] * count}}
+    return given
+
+
+def nested(levels: int) -> Manifest:
+    given = job("deep")
+    inner: Manifest = {}
+    for _ in range(levels):
+        inner = {"a": inner}
+    given["spec"]["replicaSpecs"]["worker"]["template"] = {"spec": inner}
+    return given
+
+
+# --- what is kept of a job ---------------------------------------------------------------------------------
+
+
+def test_a_job_that_is_kept_is_read_as_the_job_itself() -> None:
+    given = job("a", text=100, phase="Running", attempt=3)
+    given["spec"]["env"] = [{"name": "A", "value": "é😀\ud800"}]
+    kept = keep(given)
+
+    assert kept["spec"] == given["spec"]
+    assert kept["status"] == given["status"]
+    assert read_stored_job(kept)[1] == read_stored_job(given)[1]
+    assert "managedFields" not in kept["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (tolerating(MOST_ENTRIES), f"more than {MOST_ENTRIES} fields and entries"),
+        (tolerating(400_000), f"more than {MOST_ENTRIES} fields and entries"),
+        (nested(MOST_LEVELS), TOO_DEEP),
+        (nested(5_000), TOO_DEEP),
+    ],
+)
+def test_the_spec_of_a_job_that_no_check_takes_is_not_kept(given: Manifest, told: str) -> None:
+    policy = {"cleanPodPolicy": "All", "ttlSecondsAfterFinished": 9, "managedBy": "x" * 5_000, "unknown": 1}
+    scheduling = {"gang": "Kueue", "queue": "gold", "minAvailable": {"a": 1}}
+    given["spec"]["runPolicy"] = policy | {"schedulingPolicy": scheduling}
+
+    kept = keep(given)
+    read, faults = read_stored_job(kept)
+
+    assert len(kept.spec) < 300
+    assert weight(kept) < 3_000
+    assert isinstance(read, UnreadableJob)
+    assert told in str(faults[0])
+    assert read.faults == faults == read_stored_job(given)[1]
+    assert read.run_policy.ttl_seconds_after_finished == 9
+    assert read.run_policy.clean_pod_policy == "All"
+    assert read.run_policy.scheduling_policy.queue == "gold"
+    assert read.rules == read_job(job("a")).rules
+    assert read.namespace == "ml"
+
+
+@pytest.mark.parametrize("entry", [{}, {"operator": "Exists"}, {"key": "name", "value": "été"}])
+def test_the_weight_of_a_job_is_what_its_data_takes(entry: Manifest) -> None:
+    given = job("a")
+    given["spec"]["replicaSpecs"]["worker"]["template"] = {"spec": {"tolerations": [entry] * 4_000}}
+    kept = keep(given)
+    tracemalloc.start()
+    data = kept["spec"]
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert data == given["spec"]
+    assert held + len(kept.spec) == pytest.approx(weight(kept), rel=0.05)
+
+
+def test_of_a_job_that_has_ended_the_texts_count() -> None:
+    running, ended = (keep(job("a", text=1_000, phase=phase)) for phase in ("Running", "Succeeded"))
+    assert weight(running) > 2 * weight(ended) > 2 * 1_000
+
+
+# --- which jobs have room ----------------------------------------------------------------------------------
+
+
+def room(*jobs: tuple[str, float, int, bool], most: int = 640) -> list[str]:
+    budget = Budget(most)
+    for uid, created, size, ended in jobs:
+        budget.put(uid, created, size, ended=ended)
+    assert budget.held <= most
+    return [uid for uid, *_ in jobs if budget.has_room(uid)]
+
+
+def test_the_newest_large_job_is_the_first_without_room() -> None:
+    old, new = ("old", 1, 300, False), ("new", 2, 300, False)
+    assert room(old, new, ("newest", 3, 300, False)) == ["old", "new"]
+    assert room(old, new, ("small", 9, 10, False)) == ["old", "new", "small"]
+    assert room(old, new, *((f"small-{n}", 9.0 + n, 10, False) for n in range(6)))[:2] == ["old", "small-0"]
+
+
+def test_jobs_that_have_ended_are_first_without_room_and_the_oldest_of_them() -> None:
+    ended = [("a", 1, 300, True), ("b", 2, 300, True), ("c", 3, 300, True)]
+    assert room(*ended) == ["b", "c"]
+    assert room(*ended, ("large", 4, 300, False)) == ["c", "large"]
+
+
+def test_each_leader_decides_the_same_whatever_it_hears_first() -> None:
+    rng = random.Random(3)
+    for _ in range(300):
+        sizes = [rng.choice([1, 9, 10, 11, 40, 100, 300, 700]) for _ in range(12)]
+        jobs = [(f"u{n}", float(rng.randint(0, 5)), size, rng.random() < 0.3) for n, size in enumerate(sizes)]
+        there = sorted(room(*jobs))
+        rng.shuffle(jobs)
+        assert sorted(room(*jobs)) == there
+        budget = Budget(640)
+        for uid, created, *_ in jobs:
+            budget.put(uid, created + 1, rng.choice([0, 700]), ended=False)
+        for extra in range(5):
+            budget.put(f"extra-{extra}", 0.0, 200, ended=False)
+        for uid, created, size, ended in jobs:
+            budget.put(uid, created, size, ended=ended)
+        for extra in range(5):
+            budget.drop(f"extra-{extra}")
+        assert sorted(uid for uid, *_ in jobs if budget.has_room(uid)) == there
+        assert len(budget) == len(jobs)
+
+
+# --- the cache ---------------------------------------------------------------------------------------------
+
+
+class Seen:
+    """A cache of jobs with little room, and what it told."""
+
+    def __init__(self) -> None:
+        self.changed: list[Key] = []
+        self.judged: list[Key] = []
+        self.missing: list[Key] = []
+        self.jobs = JobCache(self.changed.append, self.judged.append, self.missing.append, MOST)
+
+    def whole(self, name: str, namespace: str = "ml") -> bool:
+        [cached] = self.jobs.of((namespace, name))
+        read, faults = read_stored_job(cached.manifest)
+        assert cached.whole == (not faults) == (not isinstance(read, UnreadableJob))
+        return cached.whole
+
+
+def test_a_job_loses_its_room_to_older_ones_and_gets_it_again() -> None:
+    seen = Seen()
+    seen.jobs.put(job("new", 2, 300_000))
+    assert seen.whole("new")
+    seen.jobs.put(job("old", 1, 300_000))
+    assert (seen.whole("old"), seen.whole("new")) == (True, False)
+    assert seen.judged == [("ml", "new")]
+
+    seen.jobs.drop("uid-old")
+    assert seen.missing == [("ml", "new")]
+    seen.jobs.put(job("new", 2, 300_000))
+    assert seen.whole("new")
+    assert seen.judged == [("ml", "new")] * 2
+    assert seen.changed == [("ml", "new"), ("ml", "old"), ("ml", "old")]
+
+
+def test_a_job_without_room_says_what_would_help() -> None:
+    seen = Seen()
+    for second in (1, 2):
+        seen.jobs.put(job(f"job-{second}", second, 300_000))
+    [cached] = seen.jobs.of(("ml", "job-2"))
+    assert str(cached.manifest[NOT_KEPT]) == (
+        "spec: the jobs of namespace ml take more than 1 MB of the operator's memory, and this job is among the "
+        "largest or newest: make the job smaller, or wait until other jobs of the namespace have ended or are "
+        "deleted, or let who runs the operator raise --namespace-memory"
+    )
+
+
+def test_no_tenant_takes_the_room_of_another() -> None:
+    seen = Seen()
+    for number in range(20):
+        seen.jobs.put(job(f"evil-{number}", number, 300_000, "evil"))
+    seen.jobs.put(job("good", 59, 300_000))
+    assert seen.whole("good")
+    assert [n for n in range(20) if seen.whole(f"evil-{n}", "evil")] == [0]
+
+
+def test_of_what_is_over_the_room_a_kilobyte_is_kept_however_much_it_is() -> None:
+    seen = Seen()
+    seen.jobs.put(job("first", 0, 300_000))
+    tracemalloc.start()
+    for number in range(200):
+        seen.jobs.put(job(f"job-{number}", 1, 300_000))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert not seen.whole("job-0")
+    assert held < 200 * 6_000
+
+
+def test_a_job_that_ends_gives_its_room_to_others() -> None:
+    seen = Seen()
+    seen.jobs.put(job("old", 1, 300_000))
+    seen.jobs.put(job("new", 2, 300_000))
+    ended = job("old", 1, 300_000, phase="Succeeded")
+    ended["metadata"]["resourceVersion"] = "2"
+    seen.jobs.put(ended)
+    assert seen.missing == [("ml", "new")]
+
+
+class Source:
+    """A namespace whose jobs are listed and not watched."""
+
+    def __init__(self, *jobs: Manifest) -> None:
+        self.jobs = {job["metadata"]["name"]: job for job in jobs}
+        self.asked: list[str] = []
+        self.refuses = 0
+
+    async def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Manifest], str]]:
+        if selection.kind == KIND:
+            if selection.name:
+                self.asked.append(selection.name)
+                self.refuses -= 1
+                if self.refuses >= 0:
+                    raise informers_module.ApiError(500, "InternalError", "no")
+            yield [job for name, job in self.jobs.items() if selection.name in ("", name)], ""
+        yield [], "7"
+
+    async def changes(self, _selection: Selection, _version: str) -> AsyncIterator[tuple[str, Manifest]]:
+        await asyncio.Event().wait()
+        yield "", {}
+
+
+async def test_the_spec_of_a_job_that_has_room_again_is_listed_until_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(informers_module, "_AGAIN_SECONDS", 0.0)
+    source = Source(job("new", 2, 300_000), job("old", 1, 300_000))
+    source.refuses = 2
+    queued: list[Key] = []
+    informers = Informers(source, (), queued.append, queued.append, lambda _: None, MOST)
+    informers.start()
+    try:
+        async with asyncio.timeout(60):
+            await informers.synced()
+            assert queued == [("ml", "new")]
+            del source.jobs["old"]
+            informers.jobs.drop("uid-old")
+            while len(queued) < 2:
+                await asyncio.sleep(0)
+    finally:
+        await informers.stop()
+    assert source.asked == ["new"] * 3
+    shown = Lister(informers).job(("ml", "new"))
+    assert shown is not None
+    assert shown["spec"] == source.jobs["new"]["spec"]
+
+
+# --- ConfigMaps --------------------------------------------------------------------------------------------
+
+
+def config(name: str, owner: str | None, size: int) -> Manifest:
+    reference = {"apiVersion": API_VERSION, "kind": owner, "name": "a", "uid": "uid-a", "controller": True}
+    metadata = {"name": name, "namespace": "ml", "uid": name, "labels": {LABEL_JOB: "a"}}
+    metadata |= {"ownerReferences": [reference]} if owner else {}
+    return {"metadata": metadata | {"resourceVersion": "1"}, "data": {"a": name + "x" * size}}
+
+
+def test_of_config_maps_a_digest_is_kept_and_of_others_than_jobs_nothing() -> None:
+    informers = Informers(Source(), (), *3 * [lambda _: None])
+    tracemalloc.start()
+    for number in range(20):
+        informers.configs.put(json.loads(json.dumps(config(f"c{number}", KIND, 1_000_000))))
+        informers.configs.put(json.loads(json.dumps(config(f"theirs-{number}", "Deployment", 1_000_000))))
+        informers.configs.put(json.loads(json.dumps(config(f"nobodys-{number}", None, 1_000_000))))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert len(informers.configs) == len({kept.digest for kept in informers.configs.of(("ml", "a"))}) == 20
+    assert held < 100_000
+
+
+def test_a_config_map_that_leaves_its_job_is_dropped() -> None:
+    informers = Informers(Source(), (), *3 * [lambda _: None])
+    informers.configs.put(config("c", KIND, 10))
+    informers.configs.put(config("c", None, 10))
+    assert len(informers.configs) == 0
