@@ -19,6 +19,7 @@ import json
 import random
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Literal
 
 import pytest
@@ -1105,3 +1106,23 @@ async def test_a_pod_with_a_jobs_labels_that_it_did_not_make_is_none_of_it() -> 
 
     assert (world.phase, world.status["attempt"]) == ("Running", 1)
     assert [call for call in world.cluster.calls if call.verb == "delete"] == []
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "Job", "DistributedTrainingJob"])
+async def test_pods_of_others_with_the_labels_are_never_force_deleted(kind: str) -> None:
+    world = World()
+    labels = {"app.kubernetes.io/managed-by": "dtj-operator", "dtj.dev/job": "mnist", "dtj.dev/uid": "other"}
+    # Another API group may have a kind of the same name.
+    owner = {"apiVersion": "example.com/v1", "kind": kind, "name": "db", "uid": "db", "controller": True}
+    metadata = {"name": "db-0", "namespace": "ml", "labels": labels, "ownerReferences": [owner]}
+    spec = {"containers": [{"name": "db"}], "nodeName": "n"}
+    world.cluster.add({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    world.cluster.end_pod(world.cluster.pod("db-0"))
+    world.kubelet.lost.add(world.cluster.pod("db-0")["metadata"]["uid"])
+
+    await world.until(lambda: world.phase == "Succeeded")
+    world.cluster.now += timedelta(hours=1)
+    await world.step()
+
+    assert "db-0" in world.pod_names()
+    assert "db-0" not in {call.name for call in world.cluster.calls}
