@@ -31,7 +31,6 @@ from dtj.status.creation import may_restore
 from dtj.status.progress_report import Report, read_report
 from tests.unit.support.fake_cluster import Call, FakeCluster
 from tests.unit.support.jobs import manifest
-from tests.unit.support.kubelet import succeed_after_two_steps
 from tests.unit.support.programs import endless, fails
 from tests.unit.support.world import KEY, METRICS, World
 
@@ -807,32 +806,6 @@ async def test_a_service_account_that_does_not_exist_is_told() -> None:
 
     assert 'serviceaccount "tpyo" not found' in world.condition("Running")["message"]
     assert world.phase == "Pending"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "pods \"{}\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no such key: a",
-        'admission webhook "w.example.com" denied the request: no',
-    ],
-)
-async def test_a_policy_that_refuses_a_pod_in_a_restart_fails_no_job(words: str) -> None:
-    """A policy answers 422 unless it names another reason, also when its expression fails."""
-    world = World()
-    world.kubelet.program = endless
-    await world.until(lambda: world.phase == "Running")
-    world.cluster.remove(("Pod", "ml", "mnist-worker-1"))
-    world.cluster.refuse = lambda made: (
-        ApiError(422, "Invalid", words.format(made["metadata"]["name"])) if made["kind"] == "Pod" else None
-    )
-    await world.until(lambda: world.condition("Running").get("reason") == "Forbidden")
-    assert world.phase == "Restarting"
-    assert words.partition("{}")[2][-12:] in world.condition("Running")["message"]
-
-    world.cluster.refuse = lambda made: None
-    world.kubelet.program = succeed_after_two_steps
-    await world.rest()
-    assert world.phase == "Succeeded"
 
 
 # --- jobs that go, and come again -------------------------------------------------------------------
