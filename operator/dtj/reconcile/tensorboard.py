@@ -55,7 +55,7 @@ def tensorboard_status(
     deployments: the Deployments of the job.
     refusal: why the API server refused the TensorBoard, or None.
     """
-    board = _wanted(job, plan)
+    board = wanted(job, plan)
     if board is None:
         return None
     now = next((deployment for deployment in deployments if deployment.digest == _digest(board)), None)
@@ -76,14 +76,14 @@ async def keep(
     Raises ApiError when the same request may succeed later.
     """
     try:
-        await _keep(cluster, job, _wanted(job, plan), services, deployments)
+        await _keep(cluster, job, wanted(job, plan), services, deployments)
     except Refused as refused:
         _log.info("%s/%s: %s", job.namespace, job.name, refused)
         return refused.obstacle[1]
     return None
 
 
-def _wanted(job: Job, plan: Plan) -> TensorBoard | None:
+def wanted(job: Job, plan: Plan) -> TensorBoard | None:
     """Return the wanted TensorBoard. A suspended job has none; a finished job keeps it until deletion."""
     suspended = job.run_policy.suspend and not job.status.finished
     return None if suspended else plan.tensorboard

@@ -526,7 +526,7 @@ async def test_a_foreign_service_of_the_same_name_is_told_and_outlived() -> None
     )
     assert world.pod_names() == []
     assert world.again is not None
-    assert world.again <= 10.0
+    assert world.again <= 14.0
 
     world.cluster.remove(("Service", "ml", "mnist"))
     await world.rest()
