@@ -41,6 +41,10 @@ class Kubelet:
     """Names of pods that run without becoming ready."""
     run_on: set[str] = field(default_factory=set)
     """Names of containers that run on when the first container of their pod has ended."""
+    clock: timedelta = timedelta()
+    """How far the clocks of the nodes are ahead of the API server's."""
+    shows_end: bool = False
+    """Whether the status of a deleted pod has the end of its containers, by SIGTERM, before the pod goes."""
     ran: dict[str, int] = field(default_factory=dict)
     ending: dict[str, int] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
@@ -69,6 +73,9 @@ class Kubelet:
             self.ending[uid] = self.ending.get(uid, 0) + 1
             if self.ending[uid] > self.end_steps:
                 self.cluster.remove(name)
+            elif self.shows_end and phase == "Running":
+                finished = written_time(self.cluster.now + self.clock)
+                self.cluster.change(name, lambda p: self._end(p, (143, ""), finished))
         elif pod["spec"].get("schedulingGates"):
             pass
         elif not pod["spec"].get("nodeName"):
@@ -80,7 +87,7 @@ class Kubelet:
             records = LABEL_RECORD in pod["metadata"].get("labels", {})
             ending = (self.record if records else self.program)(pod, self.ran[uid])
             if ending is not None:
-                finished = written_time(self.cluster.now)
+                finished = written_time(self.cluster.now + self.clock)
                 self.cluster.change(name, lambda p: self._end(p, ending, finished))
             elif self.ran[uid] == 1:
                 self.cluster.change(name, _ready)
