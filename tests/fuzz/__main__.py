@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import resource
 import sys
 import time
@@ -28,7 +29,9 @@ def look(seed: int, number: int) -> Seen:
     """Try the job of a number, and say what is wrong with it."""
     job = made(seed, number)
     before = megabytes()
-    seen = tried(job, made(seed, number + 1) if number % 4 == 0 else None)
+    seen = tried(
+        job, made(seed, number + 1) if number % 4 == 0 else None, random.Random(f"weather {seed}/{number}")
+    )
     for step in _STEPS:
         if (took := seen.seconds.get(step, 0.0)) > MOST_SECONDS:
             seen.wrong.append(f"{step}: {took:.1f} s of processor time")

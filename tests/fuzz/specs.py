@@ -240,8 +240,27 @@ def _enlarge(chance: random.Random, job: Manifest) -> None:
             role["replicas"] = int(10 ** chance.uniform(0, 4.1 if chance.random() < 0.1 else 2))
 
 
+def _pad(chance: random.Random, job: Manifest) -> None:
+    """Some, or very many, bytes that the schema takes: etcd takes 1.5 MB."""
+    size = int(10 ** chance.uniform(2, 6.1))
+    spec = job.get("spec")
+    if not isinstance(spec, dict):
+        return
+    match chance.randrange(3):
+        case 0:
+            spec["env"] = [{"name": "LONG", "value": "x" * size}]
+        case 1:
+            spec["args"] = ["x" * 100] * (size // 100)
+        case _:
+            template = {
+                "spec": {"tolerations": [{}] * (size // 8)},
+                "metadata": {"annotations": {"a": "x" * (size // 2)}},
+            }
+            spec["replicaSpecs"] = {"worker": {"replicas": 1, "template": template}}
+
+
 _CHANGES: tuple[Callable[[random.Random, Manifest], None], ...] = (
-    _replace, _replace, _remove, _misspell, _add, _repeat, _graft, _give, _give, _enlarge,
+    _replace, _replace, _remove, _misspell, _add, _repeat, _graft, _give, _give, _enlarge, _pad,
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 import time
 import traceback
 from collections import Counter
@@ -22,13 +23,14 @@ from dtj.api.identity import GROUP, KIND, VERSION
 from dtj.api.job import LONGEST_MESSAGE, MOST_FAULTS, Manifest
 from dtj.api.job_file import read_job_file
 from dtj.cli.plan_summary import print_summary
-from dtj.cluster.port import ApiError
 from dtj.plan.job import plan_job
+from tests.fuzz.weather import SetClocks, Weather
 from tests.unit.support.fake_cluster import SCHEMA, FakeCluster
 from tests.unit.support.structural import schema_faults
-from tests.unit.support.world import KEY, World
+from tests.unit.support.world import KEY
 
-PASSES = 10
+PASSES = 24
+_LARGE, _PASSES_OF_LARGE = 100, 10
 _NODES = 50
 """Places for pods: of those of a large job most wait, which is enough to see that nothing breaks."""
 _PODS = 1_000
@@ -51,8 +53,11 @@ class Seen:
     """Processor time of the longest step of each kind."""
 
 
-def tried(job: Manifest, before: Manifest | None) -> Seen:
-    """Take a job through webhook, job file, plan and reconciler. before: a job that it is an update of, if any."""
+def tried(job: Manifest, before: Manifest | None, chance: random.Random, passes: int = PASSES) -> Seen:
+    """Take a job through webhook, job file, plan and reconciler.
+
+    before: a job that it is an update of, if any. chance: draws what happens around the job.
+    """
     seen = Seen()
     body = _body(job, before)
     if body is not None:
@@ -67,7 +72,7 @@ def tried(job: Manifest, before: Manifest | None) -> Seen:
     elif _taken(stored):
         seen.what["taken by the API server"] += 1
         with _step(seen, "reconcile"):
-            _reconcile(seen, stored)
+            _reconcile(seen, stored, chance, passes)
     return seen
 
 
@@ -112,8 +117,8 @@ def _plan(seen: Seen, job: Manifest) -> None:
             print_summary(made)
 
 
-def _reconcile(seen: Seen, job: Manifest) -> None:
-    world = World()
+def _reconcile(seen: Seen, job: Manifest, chance: random.Random, passes: int) -> None:
+    world = SetClocks()
     world.cluster.remove((KIND, *KEY))
     world.view.deliver()
     try:
@@ -123,13 +128,19 @@ def _reconcile(seen: Seen, job: Manifest) -> None:
         seen.what["too deep for the API server's double"] += 1
         return
     world.kubelet.places = _NODES
-    world.cluster.refuse = lambda made: _quota(world.cluster, made)
+    weather = Weather(chance, world, _PODS)
     in_the_api_server = _timed(world.cluster)
     with asyncio.Runner() as runner:
-        for _ in range(PASSES):
+        for passed in range(passes):
+            if passed >= _PASSES_OF_LARGE and len(world.cluster.created_pods) > _LARGE:
+                break
+            weather.passes(passed)
             world.view.deliver()
+            before = len(world.cluster.calls)
             with _step(seen, "pass", in_the_api_server):
                 runner.run(world.turn())
+            if weather.vanished and len(world.cluster.calls) > before:
+                seen.what["requests in a namespace that went"] += 1
             world.kubelet.step()
     # A TTL may have deleted the job.
     status = world.status if (KIND, *KEY) in world.cluster.objects else {}
@@ -137,15 +148,22 @@ def _reconcile(seen: Seen, job: Manifest) -> None:
     seen.what["pods made"] += len(world.cluster.created_pods)
     if (length := len(json.dumps(status))) > LONGEST_STATUS:
         seen.wrong.append(f"reconcile: a status of {length} characters")
+    seen.wrong += _wrong_restarts(job, status, weather)
     message = (status.get("failure") or {}).get("message") or ""
     if len(message) > LONGEST_MESSAGE:
         seen.wrong.append(f"reconcile: a message of {len(message)} characters")
 
 
-def _quota(cluster: FakeCluster, made: Manifest) -> ApiError | None:
-    if made["kind"] != "Pod" or len(cluster.created_pods) < _PODS:
-        return None
-    return ApiError(403, "Forbidden", "exceeded quota: pods")
+def _wrong_restarts(job: Manifest, status: Manifest, weather: Weather) -> Iterator[str]:
+    """Yield what the counts of restarts should not be."""
+    restarts = status.get("restarts") or {}
+    limit = (job["spec"].get("runPolicy") or {}).get("backoffLimit", 3)
+    if restarts.get("application", 0) > limit:
+        yield f"reconcile: {restarts} with backoffLimit {limit}"
+    # A success of a pod is no success of its role where another role decides.
+    alone = job["spec"]["strategy"] != "ParameterServer"
+    if weather.mild and alone and not weather.vanished and any(restarts.values()):
+        yield f"reconcile: {restarts} although no pod failed: {status.get('failure')}"
 
 
 def _timed(cluster: FakeCluster) -> Callable[[], float]:

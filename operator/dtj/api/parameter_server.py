@@ -8,7 +8,7 @@ replicas, may do without ps: the workers then hold the variables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from functools import cache
@@ -89,6 +89,11 @@ def _form(spec: JobSpec) -> StrategyRules:
     return _rules(leader, named=bool(named), with_ps=not named or PS in given)
 
 
+def _form_of_pods(roles: Collection[str]) -> StrategyRules:
+    leader = next((role for role in (MASTER, CHIEF) if role in roles), None)
+    return _rules(leader, named=leader != CHIEF, with_ps=PS in roles)
+
+
 @cache
 def _rules(leader: str | None, *, named: bool, with_ps: bool) -> StrategyRules:
     return replace(PARAMETER_SERVER, roles=_roles(leader, named=named, with_ps=with_ps))
@@ -99,6 +104,7 @@ PARAMETER_SERVER = StrategyRules(
     description="TensorFlow with TF_CONFIG, as a TFJob",
     roles=_roles(CHIEF, named=False, with_ps=True),
     form=_form,
+    form_of_pods=_form_of_pods,
     starter=Starter(
         image="dtj-trainer-tensorflow", module="ps_image_classification", block={"updates": "Asynchronous"}
     ),

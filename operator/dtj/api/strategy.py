@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,8 @@ class StrategyRules:
     """The block of the spec that only this strategy has, by the name of the model's field."""
     form: Callable[[JobSpec], StrategyRules] | None = None
     """The rules of a job whose roles depend on what its spec names; None: every job has these rules."""
+    form_of_pods: Callable[[Collection[str]], StrategyRules] | None = None
+    """The same by the roles that have pods, for a job whose spec can't be read."""
     restarts_alone: bool = False
     """A lost replica restarts alone, or with its group (`restart_groups`); else every replica restarts."""
     volumes: Callable[[JobSpec], tuple[str, ...]] = lambda _: ()
@@ -112,6 +114,10 @@ class StrategyRules:
     def of(self, spec: JobSpec) -> StrategyRules:
         """The rules of one job."""
         return self.form(spec) if self.form is not None else self
+
+    def of_pods(self, roles: Collection[str]) -> StrategyRules:
+        """The rules of a job of which only the roles that have pods are known."""
+        return self.form_of_pods(roles) if self.form_of_pods is not None else self
 
     def restart_groups(self, pods: Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]] | None:
         """The pods that start again when a pod is lost, by its name; None: every pod, whichever is lost.

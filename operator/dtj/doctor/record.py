@@ -12,6 +12,7 @@ from dtj.doctor.findings import ClusterFindings
 from dtj.doctor.installation import operator_words, operators_of
 from dtj.doctor.probe import PULL_REASONS, SECONDS, state_of, waiting
 from dtj.plan.record import record_template
+from dtj.plan.template_fields import metadata_of_templates
 from dtj.plan.tensorboard import DEFAULT_IMAGE
 
 NAME = "record image"
@@ -48,12 +49,14 @@ def record_probe(job: Job, image: str) -> Manifest:
     pod = record_template(job, image, {})
     (container,) = pod["spec"]["containers"]
     probe = {**container, "command": ["python", "-c", _PROGRAM]}
+    taken = metadata_of_templates(job)
     return {
         **pod,
         "metadata": {
+            **taken,
             "name": f"dtj-doctor-record-{secrets.token_hex(3)}",
             "namespace": job.namespace,
-            "labels": {LABEL_MANAGED_BY: "dtj-doctor"},
+            "labels": {**taken.get("labels", {}), LABEL_MANAGED_BY: "dtj-doctor"},
         },
         "spec": {
             **pod["spec"],

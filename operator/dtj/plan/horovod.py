@@ -23,6 +23,7 @@ from dtj.plan.pods import (
     trainer_container,
 )
 from dtj.plan.start import START, config_map, script
+from dtj.plan.template_fields import resources_like_replicas
 from dtj_trainer import contract
 
 SCRIPTS = {"strategy.sh": script("horovod.sh"), "rank.sh": script("rank.sh")}
@@ -34,9 +35,17 @@ _MPI_DIR = "/etc/mpi"
 _SSH_ARGS = f"-F {SSH_CONFIG_FILE} -o ConnectionAttempts=10"
 # start.sh reads the variable in images without dtj-launch. dtj-launch always waits.
 LAUNCHER_WAITS = {"DTJ_LAUNCHER_WAITS": "yes"}
-DEFAULT_LAUNCHER = ReplicaSpec(
-    resources=Resources(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "1Gi"})
-)
+_LAUNCHER = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+_LAUNCHER_OTHERWISE = {
+    "requests": {"ephemeral-storage": "100Mi"},
+    "limits": {"cpu": "2", "ephemeral-storage": "10Gi"},
+}
+
+
+def launcher_spec(job: Job) -> ReplicaSpec:
+    """Return the launcher of the spec, or the default one."""
+    default = ReplicaSpec(resources=Resources(**resources_like_replicas(job, _LAUNCHER, _LAUNCHER_OTHERWISE)))
+    return job.spec.replica_specs.launcher or default
 
 
 def sshd_config(key: str) -> str:
@@ -115,7 +124,7 @@ def horovod_plan(job: Job) -> Plan:
     """Return the objects of the job's current attempt. The job must have no faults."""
     attempt = job.status.current_attempt
     worker = job.spec.worker
-    launcher = job.spec.replica_specs.launcher or DEFAULT_LAUNCHER
+    launcher = launcher_spec(job)
     program = [*job.spec.command, *job.spec.args]
     size = sizes(job)
     workers = replicas(job, WORKER, worker.replicas, attempt)

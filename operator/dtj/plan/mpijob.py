@@ -26,12 +26,12 @@ from dtj.api.names import mpijob_config_name
 from dtj.api.pod_template import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.api.spec import ReplicaSpec
 from dtj.plan.horovod import (
-    DEFAULT_LAUNCHER,
     LAUNCHER_WAITS,
     SCRIPTS,
     SSH_CONFIG_FILE,
     horovod_plan,
     hostfile,
+    launcher_spec,
     pod_info,
     ranks_that_do_not_wait,
     sizes,
@@ -129,7 +129,7 @@ def _with_own_index(variable: Manifest) -> Manifest:
 
 def _launcher(job: Job) -> Manifest:
     program = [*job.spec.command, *job.spec.args]
-    replica = job.spec.replica_specs.launcher or DEFAULT_LAUNCHER
+    replica = launcher_spec(job)
     # Kueue creates the MPIJob suspended. mpi-operator then starts the launcher together with the workers.
     env = _mpi_environment(job) | LAUNCHER_WAITS
     return _template(job, LAUNCHER, replica, [*_START, *program], env, {"name": TRAINER_CONTAINER})

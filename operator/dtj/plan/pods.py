@@ -218,17 +218,19 @@ def _placement(job: Job, replica: ReplicaSpec) -> Manifest:
     if not replica.gpus:
         return {}
     accelerator = job.spec.accelerator
-    placement: Manifest = {
-        "tolerations": [
-            {"key": accelerator.resource_name, "operator": "Exists", "effect": "NoSchedule"},
-            *accelerator.tolerations,
-        ]
-    }
+    placement: Manifest = {"tolerations": accelerator_tolerations(job)}
     if accelerator.node_selector:
         placement["nodeSelector"] = ON_LINUX | accelerator.node_selector
     if accelerator.runtime_class_name:
         placement["runtimeClassName"] = accelerator.runtime_class_name
     return placement
+
+
+def accelerator_tolerations(job: Job) -> list[Any]:
+    """Return the tolerations for the taints of nodes with the job's accelerators."""
+    accelerator = job.spec.accelerator
+    taint = {"key": accelerator.resource_name, "operator": "Exists", "effect": "NoSchedule"}
+    return [taint, *accelerator.tolerations]
 
 
 def _environment(job: Job, replica: Replica) -> dict[str, str]:

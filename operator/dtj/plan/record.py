@@ -15,7 +15,8 @@ from dtj.api.names import config_name, mpijob_config_name, record_name
 from dtj.api.status import JobStatus
 from dtj.plan.history import history_environment, history_of
 from dtj.plan.nodes import with_node_tolerations
-from dtj.plan.pods import ON_LINUX, credentials, metadata, pod_security, with_restricted_security
+from dtj.plan.pods import credentials, metadata, pod_security, with_restricted_security
+from dtj.plan.template_fields import metadata_of_templates, resources_like_replicas, spec_of_templates
 from dtj.plan.tensorboard import bucket_variables, service_account
 from dtj_trainer import contract
 from dtj_trainer.contract.history import RECORD_POD, EndRecord, RecordedPod, end_record
@@ -25,8 +26,10 @@ DEADLINE_SECONDS = 180
 END_BYTES = 64_000
 """The longest `end.json` that a record pod is handed. Linux takes 128 KiB in one variable."""
 _RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}}
-# Fields of the replicas' templates without which no pod of the namespace may start.
-_OF_TEMPLATES = ("tolerations", "imagePullSecrets", "priorityClassName")
+_OTHERWISE = {
+    "requests": {"ephemeral-storage": "50Mi"},
+    "limits": {"cpu": "500m", "ephemeral-storage": "100Mi"},
+}
 _SHORT_LINE, _SHORT_MESSAGE = 200, 1000
 
 
@@ -49,7 +52,11 @@ def record_pod(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: s
     # Without LABEL_JOB, as the pod of the TensorBoard: it is no pod of the job, and not behind the job's Service.
     labels = {"app.kubernetes.io/name": "dtj-record", LABEL_MANAGED_BY: MANAGER, LABEL_RECORD: job.name}
     pod = record_template(job, image, env)
-    return {**pod, "metadata": {**metadata(job, name), "labels": labels}}
+    taken = metadata_of_templates(job)
+    return {
+        **pod,
+        "metadata": {**taken, **metadata(job, name), "labels": {**taken.get("labels", {}), **labels}},
+    }
 
 
 def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
@@ -65,7 +72,6 @@ def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 10,
             "securityContext": pod_security(job.pod_user),
-            "nodeSelector": dict(ON_LINUX),
             "containers": [
                 {
                     "name": RECORD_POD,
@@ -75,7 +81,7 @@ def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
                         *({"name": name, "value": value} for name, value in env.items()),
                         *bucket_variables(job),
                     ],
-                    "resources": _RESOURCES,
+                    "resources": resources_like_replicas(job, _RESOURCES, _OTHERWISE),
                     "securityContext": {"readOnlyRootFilesystem": True},
                     "terminationMessagePolicy": "FallbackToLogsOnError",
                     "volumeMounts": [
@@ -90,7 +96,7 @@ def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
                 {"name": "config", "configMap": {"name": config(job.name), "optional": True}},
                 {"name": "tmp", "emptyDir": {"sizeLimit": "10Mi"}},
             ],
-            **_of_templates(job),
+            **spec_of_templates(job, beside_gpus=True),
             **service_account(job),
         },
     }
@@ -141,12 +147,3 @@ def fitted(record: EndRecord, limit: int = END_BYTES) -> EndRecord:
 
 def _size(record: EndRecord) -> int:
     return len(json.dumps(record, ensure_ascii=False).encode(errors="replace"))
-
-
-def _of_templates(job: Job) -> Manifest:
-    """Return fields of the first template that has them: the TensorBoard's, or that of a role."""
-    roles = (replica.template for replica in job.spec.replica_specs.with_pods().values())
-    given = (template.get("spec") for template in (job.spec.tensorboard.template, *roles))
-    specs = [spec for spec in given if isinstance(spec, dict)]
-    found = {name: next((spec[name] for spec in specs if spec.get(name)), None) for name in _OF_TEMPLATES}
-    return {name: value for name, value in found.items() if value is not None}

@@ -17,13 +17,8 @@ from dtj.api.pod_template import TENSORBOARD_CONTAINER
 from dtj.plan.merge import merged
 from dtj.plan.model import TensorBoard
 from dtj.plan.nodes import with_node_tolerations
-from dtj.plan.pods import (
-    ON_LINUX,
-    credentials,
-    metadata,
-    pod_security,
-    with_restricted_security,
-)
+from dtj.plan.pods import credentials, metadata, pod_security, with_restricted_security
+from dtj.plan.template_fields import metadata_of_templates, resources_like_replicas, spec_of_templates
 from dtj_trainer import contract
 
 DEFAULT_IMAGE = own_image("dtj-tensorboard")
@@ -32,6 +27,7 @@ ANNOTATION_DIGEST = f"{GROUP}/spec-digest"
 OFF = "off"
 """The digest of a Deployment that was turned off."""
 _DEFAULT_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+_OTHERWISE = {"requests": {"ephemeral-storage": "50Mi"}, "limits": {"cpu": "1", "ephemeral-storage": "11Gi"}}
 # Event files are small. The limit keeps a job that writes more from filling its node's disk.
 _FILES_LIMIT = "10Gi"
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
@@ -90,26 +86,29 @@ def tensorboard_url(job: Job) -> str:
 
 
 def _template(job: Job, default_image: str) -> Manifest:
+    taken = metadata_of_templates(job)
     template: Manifest = {
         # Without LABEL_JOB, so that the pod does not count as a pod of the job and is not behind the job's Service.
         "metadata": {
+            **taken,
             "labels": {
+                **taken.get("labels", {}),
                 "app.kubernetes.io/name": "dtj-tensorboard",
                 LABEL_MANAGED_BY: MANAGER,
                 LABEL_TENSORBOARD: job.name,
-            }
+            },
         },
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 10,
             "securityContext": pod_security(job.pod_user),
-            "nodeSelector": dict(ON_LINUX),
             "containers": [_container(job, default_image)],
             "volumes": [
                 {"name": "files", "emptyDir": {"sizeLimit": _FILES_LIMIT}},
                 {"name": "tmp", "emptyDir": {"sizeLimit": "100Mi"}},
             ],
+            **spec_of_templates(job, beside_gpus=False),
             **service_account(job),
         },
     }
@@ -129,7 +128,7 @@ def _container(job: Job, default_image: str) -> Manifest:
         "ports": [{"name": "http", "containerPort": contract.TENSORBOARD_PORT}],
         "readinessProbe": {**probe, "periodSeconds": 2},
         "livenessProbe": {**probe, "periodSeconds": 20, "failureThreshold": 6},
-        "resources": asked or _DEFAULT_RESOURCES,
+        "resources": asked or resources_like_replicas(job, _DEFAULT_RESOURCES, _OTHERWISE),
         "securityContext": {"readOnlyRootFilesystem": True},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [

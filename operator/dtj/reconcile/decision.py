@@ -92,9 +92,10 @@ def stored_expected_pods(job: AnyJob, pods: Sequence[PodView]) -> Expected | Non
     """
     status, attempt = job.status, job.status.current_attempt
     roles = {role: count.desired for role, count in status.replica_statuses.items() if count.desired}
-    rules = job.rules
-    if rules is None:
+    if job.rules is None:
         return None
+    # A job that can be read has the rules of its form already.
+    rules = job.rules if isinstance(job, Job) else job.rules.of_pods(roles)
     names = {role: [pod_name(job.name, role, index) for index in range(roles[role])] for role in roles}
 
     def of(rule: Callable[[Role], object]) -> list[str]:

@@ -106,7 +106,7 @@ class Executor:
                 refusals.tries.reset()
         if before != (refusals.obstacle, refusals.invalid):
             return 0.0  # The next pass shows the change in the status.
-        if refusals.obstacle is not None:
+        if refusals.obstacle is not None or refusals.invalid:
             return soonest(refusals.tries.due_in(), look_again)
         return 0.0 if todo[_MOST_ACTIONS:] else look_again
 

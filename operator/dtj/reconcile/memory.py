@@ -69,8 +69,11 @@ class Memory:
         self.recorder = EventRecorder(clock)
         self.expectations = Expectations(clock.elapsed)
         self.refusals = Refusals(Tries(uid, clock.elapsed), clock.elapsed)
-        self.record_tries = Tries(uid, clock.elapsed)
+        # Slow growth: a record has five minutes.
+        self.record_tries = Tries(uid, clock.elapsed, growth=2.0)
         """The record pods that the cluster took away or refused."""
+        self.board_tries = Tries(uid, clock.elapsed)
+        """The refused TensorBoards."""
         self.ssh_secret = SshSecret()
         self.cost = Cost()
         self.over = False

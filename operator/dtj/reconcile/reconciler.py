@@ -31,9 +31,8 @@ from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.observer import Observer, addresses
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.record import Recorder
-from dtj.reconcile.retry import FIRST_SECONDS
 from dtj.reconcile.snapshot import Snapshot, size
-from dtj.reconcile.tensorboard import keep
+from dtj.reconcile.tensorboard import keep, wanted
 from dtj.reconcile.view import Key, View
 from dtj.status.events import Happening, happenings
 from dtj.status.overdue import describe_overdue, next_due, overdue
@@ -254,16 +253,22 @@ class Reconciler:
         job, before = seen.job, memory.no_tensorboard
         if seen.plan is None or not isinstance(job, Job):
             return again
+        tries = memory.board_tries
+        # The objects that exist are part of what is tried: the one in the way may have gone.
+        tries.of((job.generation, wanted(job, seen.plan) is None, len(seen.services), len(seen.boards)))
+        if left := tries.due_in():
+            return soonest(again, left)
         try:
             memory.no_tensorboard = await keep(self._cluster, job, seen.plan, seen.services, seen.boards)
         except ApiError as error:
             _log.warning("%s/%s: its TensorBoard: %s", job.namespace, job.name, error)
         else:
-            if (before is None) != (memory.no_tensorboard is None):
-                return 0.0  # The next pass shows the change in the status.
-            if before is None:
-                return again
-        return soonest(again, FIRST_SECONDS)
+            if memory.no_tensorboard is None:
+                tries.reset()
+                # The next pass shows the change in the status.
+                return 0.0 if before is not None else again
+        tries.fail()
+        return 0.0 if before is None and memory.no_tensorboard is not None else soonest(again, tries.due_in())
 
     async def _keep_record(self, memory: Memory, seen: Snapshot, decided: Decided) -> float | None:
         """Make or delete the record pod of the job, and return the seconds until the next pass is due."""

@@ -13,6 +13,7 @@ from typing import Any
 from dtj.api.job import Fault, Job, Manifest
 from dtj.api.names import record_name
 from dtj.api.reasons import Reason
+from dtj.api.scheduling_rules import KUEUE_QUEUE
 from dtj.api.status import JobStatus
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.memory import Memory
@@ -22,9 +23,10 @@ from dtj.reconcile.retry import FIRST_SECONDS
 from dtj.reconcile.snapshot import Snapshot
 from dtj.reconcile.view import Key, OwnedRecord, controller_uid
 from dtj.status.decision import Decision
+from dtj.status.pods import is_disrupted
 from dtj.status.record import RecordPod, Refusal, as_recorded, recording
 from dtj.status.times import written_time
-from dtj_trainer.contract.history import RecordedPod
+from dtj_trainer.contract.history import RECORD_POD, RecordedPod
 
 _log = logging.getLogger(__name__)
 MOST_LOST = 5
@@ -40,14 +42,20 @@ Build = Callable[[Job, JobStatus, Sequence[RecordedPod], str], Manifest]
 def view_record(manifest: Mapping[str, Any]) -> OwnedRecord:
     """Return the fields of a record pod that the operator reads."""
     metadata, status = manifest["metadata"], manifest.get("status") or {}
-    states = [container.get("state") or {} for container in status.get("containerStatuses") or []]
-    ended = next((state["terminated"] for state in states if state.get("terminated")), None)
-    waiting: Mapping[str, Any] = next((state["waiting"] for state in states if state.get("waiting")), {})
+    # A sidecar that the cluster adds may run on, or fail when the kubelet ends it.
+    containers = {each["name"]: each.get("state") or {} for each in status.get("containerStatuses") or []}
+    state = containers.get(RECORD_POD, {})
+    ended, waiting = state.get("terminated"), state.get("waiting") or {}
     phase, reason, fault = status.get("phase"), status.get("reason") or "", None
+    deleting = metadata.get("deletionTimestamp") is not None
+    succeeded = phase == "Succeeded" or (ended is not None and ended.get("exitCode") == 0)
+    taken = bool(reason) or deleting or is_disrupted(status)
+    if succeeded:
+        pass
     # Kubernetes gives a pod that exceeds activeDeadlineSeconds the same reason.
-    if phase == "Failed" and reason == Reason.DEADLINE_EXCEEDED:
+    elif phase == "Failed" and reason == Reason.DEADLINE_EXCEEDED:
         fault = "it did not end in time" + (f": {waiting['message']}" if waiting.get("message") else "")
-    elif phase == "Failed" and not reason and ended:
+    elif ended and not taken:
         fault = (ended.get("message") or "").strip() or f"it ended with exit code {ended.get('exitCode')}"
     elif waiting.get("reason") == "CreateContainerConfigError":
         fault = waiting.get("message") or waiting["reason"]
@@ -55,12 +63,22 @@ def view_record(manifest: Mapping[str, Any]) -> OwnedRecord:
         name=metadata["name"],
         uid=metadata["uid"],
         created=metadata["creationTimestamp"],
-        deleting=metadata.get("deletionTimestamp") is not None,
-        succeeded=phase == "Succeeded",
+        deleting=deleting,
+        succeeded=succeeded,
         fault=fault,
-        lost=phase == "Failed" and fault is None,
+        lost=phase == "Failed" and fault is None and not succeeded,
+        held=held_by_gate(manifest),
     )
     return OwnedRecord(controller_uid(manifest), pod)
+
+
+def held_by_gate(manifest: Mapping[str, Any]) -> str | None:
+    """Return what holds a pod with scheduling gates: a cluster may queue each pod of a namespace."""
+    gates = [gate["name"] for gate in (manifest.get("spec") or {}).get("schedulingGates") or []]
+    if not gates:
+        return None
+    queue = (manifest["metadata"].get("labels") or {}).get(KUEUE_QUEUE)
+    return f"Kueue holds it in LocalQueue {queue}" if queue else f"the scheduling gate {gates[0]} holds it"
 
 
 def recorded(seen: Snapshot, decision: Decision) -> tuple[Decision, bool]:

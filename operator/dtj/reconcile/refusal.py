@@ -18,7 +18,7 @@ from dtj.reconcile.view import controller_uid
 _INVALID = re.compile(r'[\w.]+ "[^"]*" is invalid: ')
 _PASSES_WITHOUT_ACCOUNT = 8
 """The service account of a new namespace is created soon: within this many passes, which are 6 s at least."""
-_WORDS_SECONDS = 1200.0
+_WORDS_SECONDS = 3600.0
 _CONFLICT, _TOO_LARGE, _SERVER_ERROR = 409, 413, 500
 
 
@@ -81,19 +81,15 @@ class Refusals:
     """Faults of an object of the plan that the API server calls invalid."""
     _unmade: int = 0
     _unmade_before: int = 0
-    _tried: object = None
-    """What was tried: the generation of the job, and the attempt."""
     _worded_at: float = 0.0
     """When the message of the obstacle was new."""
 
     def without(self, todo: Sequence[Action], tried: object) -> list[Action]:
         """Return the actions without creations, while a try of the same was refused and the next is not due.
 
-        tried: differs where the refusal of an earlier try says nothing of the next one.
+        tried: the generation of the job, and the attempt.
         """
-        if self._tried != tried:
-            self._tried = tried
-            self.tries.reset()
+        self.tries.of(tried)
         if not self.tries.due_in():
             return list(todo)
         return [action for action in todo if not isinstance(action, CREATIONS)]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtj.api.job import Job, Manifest
+from dtj.api.scheduling_rules import KUEUE_QUEUE
 from dtj.api.status import TensorBoardStatus
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.model import Plan, TensorBoard
@@ -29,14 +30,21 @@ def view_deployment(manifest: Mapping[str, Any]) -> OwnedDeployment:
         for condition in status.get("conditions") or []
         if (condition["type"], condition["status"]) == ("ReplicaFailure", "True")
     )
+    ready = bool(status.get("availableReplicas"))
     return OwnedDeployment(
         name=metadata["name"],
         owner=controller_uid(manifest),
         uid=metadata["uid"],
         digest=(metadata.get("annotations") or {}).get(ANNOTATION_DIGEST, ""),
-        ready=bool(status.get("availableReplicas")),
-        trouble=next(failing, None),
+        ready=ready,
+        trouble=next(failing, None) or _queued(metadata, ready=ready),
     )
+
+
+def _queued(metadata: Mapping[str, Any], *, ready: bool) -> str | None:
+    """Return that Kueue queues the pod, as it does in a namespace with a LocalQueue `default`."""
+    queue = (metadata.get("labels") or {}).get(KUEUE_QUEUE)
+    return None if queue is None or ready else f"its pod waits until Kueue admits it from LocalQueue {queue}"
 
 
 def tensorboard_status(
@@ -47,7 +55,7 @@ def tensorboard_status(
     deployments: the Deployments of the job.
     refusal: why the API server refused the TensorBoard, or None.
     """
-    board = _wanted(job, plan)
+    board = wanted(job, plan)
     if board is None:
         return None
     now = next((deployment for deployment in deployments if deployment.digest == _digest(board)), None)
@@ -68,14 +76,14 @@ async def keep(
     Raises ApiError when the same request may succeed later.
     """
     try:
-        await _keep(cluster, job, _wanted(job, plan), services, deployments)
+        await _keep(cluster, job, wanted(job, plan), services, deployments)
     except Refused as refused:
         _log.info("%s/%s: %s", job.namespace, job.name, refused)
         return refused.obstacle[1]
     return None
 
 
-def _wanted(job: Job, plan: Plan) -> TensorBoard | None:
+def wanted(job: Job, plan: Plan) -> TensorBoard | None:
     """Return the wanted TensorBoard. A suspended job has none; a finished job keeps it until deletion."""
     suspended = job.run_policy.suspend and not job.status.finished
     return None if suspended else plan.tensorboard

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Protocol
 
-from dtj.api.identity import LABEL_UID
+from dtj.api.identity import GROUP, KIND, LABEL_JOB, LABEL_UID
 from dtj.api.job import Job
 from dtj.api.mpijob import MPIJOB_KIND
 from dtj.api.unreadable import AnyJob
@@ -16,8 +16,8 @@ from dtj.reconcile.kept_job import KeptJob
 from dtj.status.pods import PodView
 from dtj.status.record import RecordPod
 
-# The kinds that control the pods of an MPIJob: MPIJob for the workers, and Job for the launcher.
-_DELEGATES = frozenset({MPIJOB_KIND, "Job"})
+# The kinds that control the pods of an MPIJob, and the ends of their names after the job's name.
+_DELEGATES = {MPIJOB_KIND: "", "Job": "-launcher"}
 Key = tuple[str, str]
 """The namespace and the name of a job."""
 
@@ -51,7 +51,7 @@ class OwnedPod:
     """A pod of a job."""
 
     owner: str
-    """uid of the job."""
+    """uid of the job; empty for a pod that only has the labels of a job."""
     view: PodView
     delegated: bool = False
     """Whether the controller of the pod is another object than the job: an object of mpi-operator."""
@@ -115,8 +115,8 @@ def data_digest(data: Mapping[str, str]) -> str:
 
 def owned_pod(pod: Mapping[str, Any], view: PodView) -> OwnedPod:
     """Return the pod with the uid of its job, from the controller or from the label of a pod of mpi-operator."""
-    uid = _job_uid(pod)
-    return OwnedPod(uid, view, delegated=uid != controller_uid(pod))
+    delegated = _is_of_delegate(pod)
+    return OwnedPod(_job_uid(pod, delegated=delegated), view, delegated)
 
 
 def is_delegated(job: AnyJob) -> bool:
@@ -126,25 +126,30 @@ def is_delegated(job: AnyJob) -> bool:
 
 def is_of(pod: Mapping[str, Any], job: AnyJob) -> bool:
     """Return whether a pod belongs to the job."""
-    return (_job_uid(pod) if is_delegated(job) else controller_uid(pod)) == job.uid
+    return _job_uid(pod, delegated=is_delegated(job) and _is_of_delegate(pod)) == job.uid
 
 
-def _job_uid(pod: Mapping[str, Any]) -> str:
-    """Return the uid of the job that a pod belongs to.
+def _job_uid(pod: Mapping[str, Any], *, delegated: bool) -> str:
+    """Return the uid of the job that a pod belongs to, or an empty string: anybody may set labels on any pod."""
+    if delegated:
+        return str((pod["metadata"].get("labels") or {}).get(LABEL_UID) or "")
+    owner = _controller(pod)
+    is_job = owner.get("kind") == KIND and str(owner.get("apiVersion")).startswith(f"{GROUP}/")
+    return str(owner["uid"]) if is_job else ""
 
-    Read the label only on a pod with a controller of mpi-operator: anybody may set the label on other pods.
-    """
-    kinds = {
-        owner.get("kind") for owner in pod["metadata"].get("ownerReferences") or () if owner.get("controller")
-    }
-    if kinds & _DELEGATES:
-        return (pod["metadata"].get("labels") or {}).get(LABEL_UID) or controller_uid(pod)
-    return controller_uid(pod)
+
+def _is_of_delegate(pod: Mapping[str, Any]) -> bool:
+    """Return whether the MPIJob of the job that the label names, or the Job of its launcher, controls the pod."""
+    owner, labels = _controller(pod), pod["metadata"].get("labels") or {}
+    name = f"{labels.get(LABEL_JOB)}{_DELEGATES.get(owner.get('kind', ''), '')}"
+    return owner.get("kind") in _DELEGATES and owner.get("name") == name
 
 
 def controller_uid(manifest: Mapping[str, Any]) -> str:
     """Return the uid of the object that controls this object, or an empty string without such an object."""
-    for owner in manifest["metadata"].get("ownerReferences") or []:
-        if owner.get("controller"):
-            return str(owner["uid"])
-    return ""
+    return str(_controller(manifest).get("uid", ""))
+
+
+def _controller(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return next((owner for owner in owners if owner.get("controller")), {})

@@ -95,11 +95,12 @@ def _evaluate(
             return Decision(draft.status(start_time=old.start_time, phase=old.phase or Phase.PENDING))
         decision = _of_pods(job, expected, observed, draft)
         return replace(decision, pods=replace(decision.pods, make=frozenset()), prepare=False)
-    if observed.invalid and expected and expected.restarts_with and old.all_running_time:
-        # Only the restarting replica can't be created. The other replicas continue.
-        draft.set(
-            ConditionType.CREATED, True, Reason.SPEC_INVALID, in_a_line(observed.invalid, LONGEST_CONDITION)
-        )
+    if observed.invalid and not faults and expected and _has_begun(old):
+        # The API server took such pods before: a webhook that changes pods, for example, has made this one invalid.
+        # Replicas that run continue.
+        told = in_a_line(observed.invalid, LONGEST_CONDITION)
+        draft.set(ConditionType.CREATED, True, Reason.SPEC_INVALID, told)
+        observed = replace(observed, refusal=(Reason.SPEC_INVALID, told))
     elif faults or observed.invalid or expected is None:
         return Decision(_invalid(draft, [*faults, *observed.invalid]))
     return _of_pods(job, expected, observed, draft)
@@ -107,8 +108,12 @@ def _evaluate(
 
 def _is_taken_up(old: JobStatus, observed: Observed) -> bool:
     """Return whether the job has or had pods, or is suspended. An invalid spec does not end such a job."""
-    began = old.all_running_time is not None or old.attempt > 1
-    return bool(observed.pods) or began or old.holds(ConditionType.SUSPENDED)
+    return bool(observed.pods) or _has_begun(old) or old.holds(ConditionType.SUSPENDED)
+
+
+def _has_begun(old: JobStatus) -> bool:
+    """Return whether all pods have run, or an attempt was lost."""
+    return old.all_running_time is not None or old.attempt > 1
 
 
 def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) -> Decision:

@@ -14,6 +14,7 @@ from dtj.status.termination import last_lines, read_termination
 from dtj.status.times import seconds_since
 from dtj_trainer.contract import EXIT_COMMAND_NOT_FOUND
 from dtj_trainer.contract.failure_class import FailureClass
+from dtj_trainer.contract.tensorflow_output import lost_connection
 from dtj_trainer.contract.torch_output import raised
 
 # Seconds that the operator waits for a cause after a failure that another failure may have caused.
@@ -56,6 +57,8 @@ _END_UNSEEN = frozenset({"Unknown", "ContainerStatusUnknown"})
 LOST_OTHERS = frozenset[str]({FailureClass.CONNECTION_LOST, FailureClass.PEERS_UNREACHABLE})
 # Once a node is known to be lost, an application error may also follow from the lost node.
 _MAY_FOLLOW = frozenset[str]({*_CONSEQUENCES, FailureClass.APPLICATION_ERROR})
+# Signals by which a kubelet ends the program of a deleted pod.
+_STOPPING = frozenset({signal.SIGTERM.value, signal.SIGKILL.value})
 # Allowed difference in seconds between the clocks of a node and of the API server. Both write whole seconds.
 _CLOCK_SECONDS = 5.0
 
@@ -81,15 +84,14 @@ class Loss:
 
 
 def attempt_loss(
-    attempt: int, pods: Sequence[PodView], missing: Sequence[str], decisive: Set[str] = frozenset()
+    attempt: int, pods: Sequence[PodView], missing: Sequence[str], peers: Set[str] = frozenset()
 ) -> Loss | None:
     """Return why an attempt that has begun can't go on, or None when the attempt can go on.
 
-    pods: the pods of the attempt. missing: names of pods that no longer exist. decisive: names of the pods
-    whose success is the job's success. The program of such a pod (mpirun, a TensorFlow chief) also fails when the
-    program of another pod fails.
+    pods: the pods of the attempt. missing: names of pods that no longer exist. peers: names of the pods whose program
+    (mpirun, a TensorFlow chief, each rank of PyTorch) also fails when the program of another pod fails.
     """
-    losses = [loss for pod in pods if (loss := _pod_loss(attempt, pod, decisive))]
+    losses = [loss for pod in pods if (loss := _pod_loss(attempt, pod, peers))]
     losses += [
         Loss(
             Failure(
@@ -107,9 +109,9 @@ def attempt_loss(
     # A pod that the cluster ended makes other programs fail. A loss that may be a consequence comes last.
     loss = min(losses, key=lambda loss: (not loss.infrastructure, loss.settle, loss.finished or ""))
     loss = replace(loss, failure=_located(loss, pods))
-    if left := _left_early(loss, pods, decisive):
+    if left := _left_early(loss, pods, peers):
         loss = _put_down_to_early_end(loss, left)
-    silent = [] if loss.infrastructure else [pod for pod in pods if _led_to(loss, pod, decisive)]
+    silent = [] if loss.infrastructure else [pod for pod in pods if _led_to(loss, pod, peers)]
     causes = silent or [pod for pod in pods if pod.name == loss.failure.pod and _speaks_against_node(pod)]
     loss = replace(loss, nodes=frozenset(pod.node for pod in causes if pod.node and pod.phase != "Pending"))
     if not silent:
@@ -126,11 +128,11 @@ def _speaks_against_node(pod: PodView) -> bool:
     return pod.silent or not unwanted
 
 
-def _left_early(loss: Loss, pods: Sequence[PodView], decisive: Set[str]) -> PodView | None:
-    """Return the first of the decisive pods that succeeded while another pod failed because it lost its peers."""
+def _left_early(loss: Loss, pods: Sequence[PodView], peers: Set[str]) -> PodView | None:
+    """Return the first of the peers that succeeded while another pod failed because it lost its peers."""
     if loss.infrastructure or loss.failure.failure_class not in LOST_OTHERS or any(p.silent for p in pods):
         return None
-    ended = [pod for pod in pods if pod.name in decisive and is_complete(pod)]
+    ended = [pod for pod in pods if pod.name in peers and is_complete(pod)]
     return min(ended, key=lambda pod: (pod.exit.finished or "" if pod.exit else "", pod.index), default=None)
 
 
@@ -147,12 +149,12 @@ def _put_down_to_early_end(loss: Loss, pod: PodView) -> Loss:
     )
 
 
-def _led_to(loss: Loss, pod: PodView, decisive: Set[str]) -> bool:
+def _led_to(loss: Loss, pod: PodView, peers: Set[str]) -> bool:
     """Return whether a silent, unready or absent pod may have caused the failure of another pod."""
     kind = loss.failure.failure_class
     if kind in LOST_OTHERS:
-        # The others waited for a decisive pod that has no node yet, or whose image is still being pulled.
-        absent = pod.phase == "Pending" and pod.name in decisive
+        # The others waited for a peer that has no node yet, or whose image is still being pulled.
+        absent = pod.phase == "Pending" and pod.name in peers
         return absent or pod.silent or (pod.running and not pod.ready)
     return pod.silent and kind in _MAY_FOLLOW
 
@@ -166,7 +168,17 @@ def ended_as_told(pod: PodView) -> bool:
         return pod.disrupted
     if pod.exit is None or pod.exit.finished is None or pod.told_to_end is None:
         return True
+    if pod.exit.signal in _STOPPING and not _ran_out_of_memory(pod.exit):
+        # The clock of the node may be behind by any time. Only a kubelet ends a program so, unless a user does.
+        return True
     return seconds_since(pod.exit.finished, pod.told_to_end) <= _CLOCK_SECONDS
+
+
+def _ran_out_of_memory(end: Exit) -> bool:
+    if end.reason == "OOMKilled":
+        return True
+    termination = read_termination(end)
+    return termination is not None and termination.get("class") == FailureClass.OOM_KILLED
 
 
 def is_complete(pod: PodView) -> bool:
@@ -185,20 +197,20 @@ def is_lost(pod: PodView) -> bool:
     return _pod_loss(0, pod) is not None
 
 
-def _pod_loss(attempt: int, pod: PodView, decisive: Set[str] = frozenset()) -> Loss | None:
+def _pod_loss(attempt: int, pod: PodView, peers: Set[str] = frozenset()) -> Loss | None:
     if pod.disrupted:
-        return _failed(attempt, pod, decisive)
+        return _failed(attempt, pod, peers)
     if ended_as_told(pod):
         failure = _failure(attempt, pod, OperatorFailureClass.POD_LOST, f"pod {pod.name} was deleted")
         return Loss(failure, infrastructure=True)
     if pod.succeeded:
         return None
     if pod.phase == "Failed" or pod.exit:
-        return _failed(attempt, pod, decisive)
+        return _failed(attempt, pod, peers)
     return None
 
 
-def _failed(attempt: int, pod: PodView, decisive: Set[str]) -> Loss:
+def _failed(attempt: int, pod: PodView, peers: Set[str]) -> Loss:
     if pod.disrupted or pod.exit is None:
         reason = pod.reason or "Failed"
         message = f"pod {pod.name}: {reason}" + (f": {pod.message}" if pod.message else "")
@@ -223,10 +235,11 @@ def _failed(attempt: int, pod: PodView, decisive: Set[str]) -> Loss:
                 infrastructure=True,
                 finished=finished,
             )
-        failure = _exit_failure(attempt, pod, pod.exit, has_peers=len(decisive) > 1)
+        failure = _exit_failure(attempt, pod, pod.exit, has_peers=len(peers) > 1)
         cause = failure.failure_class or ""
-        # Without dtj-launch, the cause of a decisive pod's failure may be another pod.
-        settle = _UNREPORTED_CONSEQUENCES.get(cause, 0.0) if pod.name in decisive else 0.0
+        # Without dtj-launch, the cause of a peer's failure may be another pod.
+        uncertain = pod.name in peers or cause in LOST_OTHERS
+        settle = _UNREPORTED_CONSEQUENCES.get(cause, 0.0) if uncertain else 0.0
         return Loss(failure, cause in _NOT_THE_PROGRAMS, settle=settle, finished=finished)
     failure_class = termination["class"]
     failure = _failure(attempt, pod, failure_class, termination.get("message", failure_class)).model_copy(
@@ -249,7 +262,8 @@ def _exit_failure(attempt: int, pod: PodView, end: Exit, *, has_peers: bool) -> 
 
     has_peers: whether every pod's program is a part of the training, so that one may fail because of another.
     """
-    exceptions = raised(end.message.splitlines()) if has_peers else []
+    output = end.message.splitlines()
+    exceptions = raised(output) if has_peers else []
     if end.reason == "OOMKilled":
         kind, what = (
             FailureClass.OOM_KILLED,
@@ -261,6 +275,8 @@ def _exit_failure(attempt: int, pod: PodView, end: Exit, *, has_peers: bool) -> 
         kind, what = FailureClass.PORT_IN_USE, f"found its port in use: {exceptions[-1].first_line}"
     elif exceptions and exceptions[-1].follows:
         kind, what = FailureClass.CONNECTION_LOST, f"lost another pod: {exceptions[-1].first_line}"
+    elif not end.signal and (lost := lost_connection(output)):
+        kind, what = FailureClass.CONNECTION_LOST, f"lost another pod: {lost}"
     elif exceptions and end.signal == _ABORTED:
         kind, what = FailureClass.APPLICATION_ERROR, f"ended with exit code {end.code}"
     elif end.signal:
@@ -268,7 +284,7 @@ def _exit_failure(attempt: int, pod: PodView, end: Exit, *, has_peers: bool) -> 
     else:
         why = "" if end.reason in ("", "Error") else f" ({end.reason})"
         kind, what = FailureClass.APPLICATION_ERROR, f"ended with exit code {end.code}{why}"
-    lines = last_lines(end.message.splitlines())
+    lines = last_lines(output)
     return _failure(attempt, pod, kind, f"{pod.role} {pod.index} {what}").model_copy(
         update={"exit_code": end.code, "signal": end.signal, "last_log_lines": lines}
     )

@@ -48,7 +48,7 @@ def pods_loss(
         return loss and _told_apart(loss, old, expected, draft.now)
     existing = {pod.name for pod in pods}
     if (expected.all_or_nothing and existing) or is_begun(old, expected.created_last, existing):
-        loss = attempt_loss(attempt, pods, missing, expected.decides)
+        loss = attempt_loss(attempt, pods, missing, expected.peers)
         return loss and _port_conflict(loss, old)
     return _early(attempt, expected, pods)
 
@@ -66,7 +66,7 @@ def _early(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | 
     """Return a loss before any rank started: a pod that ended by itself. The operator recreates a deleted pod."""
     staying = [pod for pod in pods if not pod.deleting]
     done = (pod for pod in staying if pod.succeeded and pod.name not in expected.decides)
-    return attempt_loss(attempt, staying, (), expected.decides) or next(
+    return attempt_loss(attempt, staying, (), expected.peers) or next(
         (early_end(attempt, pod) for pod in done), None
     )
 
@@ -127,7 +127,7 @@ def _replica_loss(
     """Return why replicas have to restart; None if no replica has to. A loss of the evaluator does not count here."""
     candidates = [pod for pod in _staying(old, expected, pods) if pod.name != expected.evaluator]
     loss = attempt_loss(
-        attempt, candidates, [name for name in gone if name != expected.evaluator], expected.decides
+        attempt, candidates, [name for name in gone if name != expected.evaluator], expected.peers
     )
     if loss is not None:
         return loss
@@ -173,16 +173,20 @@ def _outlived_start(pod: PodView, chief: PodView | None) -> bool:
 
 
 def _told_apart(loss: Loss, old: JobStatus, expected: Expected, now: datetime) -> Loss:
-    """Excuse the loss of a decisive pod that lost its connection to a replica that has restarted since.
+    """Excuse the loss of a pod that lost its connection to a replica that has restarted since.
 
-    The loss of that replica is counted already. At most one loss is excused: the decisive pod then restarts last.
+    The loss of that replica is counted already. A decisive pod needs every replica. Any other pod needs those that
+    restart with the decisive pod, and is excused only if the last restart counts. So each counted restart excuses at
+    most two: the excused pods then restart last.
     """
     name, attempts = loss.failure.pod or "", expected.attempts
-    cut_off = loss.failure.failure_class in LOST_OTHERS and name in expected.decides
     restarting = old.condition(ConditionType.RESTARTING)
-    if loss.infrastructure or not cut_off or restarting is None:
+    if loss.infrastructure or loss.failure.failure_class not in LOST_OTHERS or restarting is None:
         return loss
-    if all(attempts[other] <= attempts[name] for other in expected.needed):
+    needs = expected.needed if name in expected.decides else _leading(expected)
+    if name not in expected.decides and restarting.reason in LOST_OTHERS:
+        return loss
+    if all(attempts[other] <= attempts.get(name, 0) for other in needs):
         return loss
     ago = seconds_since(restarting.last_transition_time, now)
     if not old.holds(ConditionType.RESTARTING) and ago > FOLLOWS_SECONDS:
@@ -190,6 +194,12 @@ def _told_apart(loss: Loss, old: JobStatus, expected: Expected, now: datetime) -
     # No node is at fault, and the cause is known, so that a short wait is enough.
     excuse = "the replica that it lost has restarted since, and that restart is counted"
     return replace(loss, excuse=excuse, nodes=frozenset(), settle=min(loss.settle, SETTLE_SECONDS))
+
+
+def _leading(expected: Expected) -> frozenset[str]:
+    """Return the names of the decisive pod and of those that restart with it."""
+    name = expected.decisive[0]
+    return (expected.restarts_with or {}).get(name, frozenset({name}))
 
 
 def evaluator_loss(

@@ -72,6 +72,16 @@ class Expected:
         return frozenset(self.decisive)
 
     @cached_property
+    def peers(self) -> frozenset[str]:
+        """Names of the pods whose program also fails when the program of another of these pods fails.
+
+        Where no pod holds the state for the others, the decisive pod and those that restart with it train in step.
+        """
+        if self.restarts_with is None or self.holds_state or not self.decisive:
+            return self.decides
+        return self.restarts_with.get(self.decisive[0], self.decides)
+
+    @cached_property
     def tells_the_end(self) -> Sequence[str]:
         """Names of the pods whose termination message has the last progress and artifacts of the training."""
         return [self.reporter] if self.reporter in self.decides else self.decisive

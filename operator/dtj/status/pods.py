@@ -131,10 +131,9 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
     containers = {c["name"]: c for c in status.get("containerStatuses") or []}
     init = {c["name"]: c for c in status.get("initContainerStatuses") or []}
     scheduled = conditions.get("PodScheduled", {})
-    # Kueue sets TerminationTarget on the pods of a group that it preempts.
-    disruption = conditions.get("DisruptionTarget") or conditions.get("TerminationTarget") or {}
+    disruption = _disruption(conditions)
     reason = status.get("reason") or ""
-    if disruption.get("status") == "True":
+    if disruption:
         reason = reason or disruption.get("reason") or "Disrupted"
     return PodView(
         name=metadata["name"],
@@ -150,7 +149,7 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         ip=status.get("podIP"),
         reason=reason,
         message=status.get("message") or disruption.get("message") or "",
-        disrupted=reason in _DISRUPTIONS or disruption.get("status") == "True",
+        disrupted=reason in _DISRUPTIONS or bool(disruption),
         waiting=_waiting(scheduled, init.values(), containers.values()),
         exit=_exit(containers.get(TRAINER_CONTAINER, {}))
         # A native sidecar is an init container that may crash and restart. Its failure counts only if the pod failed.
@@ -178,6 +177,21 @@ def _has_begun(container: Mapping[str, Any]) -> bool:
     return bool(
         (container.get("state") or {}).keys() & {"running", "terminated"} or container.get("lastState")
     )
+
+
+def is_disrupted(status: Mapping[str, Any]) -> bool:
+    """Return whether the cluster ends a pod with this status: an eviction or a preemption."""
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
+    return status.get("reason") in _DISRUPTIONS or bool(_disruption(conditions))
+
+
+def _disruption(conditions: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the condition that the cluster ends the pod; empty if it does not.
+
+    Kueue sets TerminationTarget on the pods of a group that it preempts.
+    """
+    found = conditions.get("DisruptionTarget") or conditions.get("TerminationTarget") or {}
+    return found if found.get("status") == "True" else {}
 
 
 def _all_ended(pod: Mapping[str, Any], containers: Collection[Mapping[str, Any]]) -> bool:

@@ -41,6 +41,8 @@ class RecordPod:
     """Why the pod has not written the record, and another pod would not write it either."""
     lost: bool = False
     """Whether the cluster took the pod away, so that another pod may write the record."""
+    held: str | None = None
+    """What keeps the pod from being scheduled; None: nothing does."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,11 @@ def _by_pod(
         return done(Reason.RECORD_REFUSED, f"{pod.name}: {pod.fault}")
     left = POD_SECONDS - seconds_since(pod.created, now)
     if left <= 0:
-        return done(Reason.RECORD_GIVEN_UP, f"{pod.name} has not ended in {POD_SECONDS:.0f} s")
+        why = f": {pod.held}" if pod.held else ""
+        return done(Reason.RECORD_GIVEN_UP, f"{pod.name} has not ended in {POD_SECONDS:.0f} s{why}")
+    if pod.held and status.finished:
+        held = _with(job, status, Reason.RECORD_PENDING, f"{pod.name} waits: {pod.held}", now)
+        decision = replace(decision, status=held)
     return Recording(_soon(decision, left), wanted=not pod.lost)
 
 

@@ -14,6 +14,18 @@ from tests.unit.support.programs import endless, fails
 from tests.unit.support.world import KEY, World
 
 JOB = (KIND, *KEY)
+CHIEFLESS = {
+    "strategy": "ParameterServer",
+    "replicaSpecs": {"chief": {"replicas": 0}, "worker": {"replicas": 2}, "ps": {"replicas": 1}},
+}
+MASTERED = {
+    "strategy": "ParameterServer",
+    "replicaSpecs": {"master": {"replicas": 1}, "worker": {"replicas": 2}, "ps": {"replicas": 1}},
+}
+ALONE = {
+    "strategy": "ParameterServer",
+    "replicaSpecs": {"chief": {"replicas": 0}, "worker": {"replicas": 2}},
+}
 SERVERS = {
     "strategy": "ParameterServer",
     "replicaSpecs": {"worker": {"replicas": 2}, "ps": {"replicas": 1}},
@@ -39,18 +51,27 @@ async def running(wrong: dict[str, Any], **spec: Any) -> World:
 
 
 @WRONG
-@pytest.mark.parametrize("spec", [{}, SERVERS], ids=["Horovod", "ParameterServer"])
-async def test_the_end_is_seen_and_cleaned_up_after(spec: Any, wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("spec", "deciding"),
+    [
+        ({}, "launcher-0"),
+        (SERVERS, "chief-0"),
+        (CHIEFLESS, "worker-0"),
+        (MASTERED, "master-0"),
+        (ALONE, "worker-0"),
+    ],
+    ids=["Horovod", "ParameterServer", "no chief", "master", "workers alone"],
+)
+async def test_the_end_is_seen_and_cleaned_up_after(spec: Any, deciding: str, wrong: dict[str, Any]) -> None:
     world = await running(wrong, **spec)
-    deciding = "launcher" if not spec else "chief"
     world.kubelet.program = lambda pod, ran: (
-        (0, "") if pod["metadata"]["labels"]["dtj.dev/role"] == deciding else None
+        (0, "") if pod["metadata"]["name"] == f"mnist-{deciding}" else None
     )
 
     await world.rest()
 
     assert world.phase == "Succeeded"
-    assert world.pod_names() == [f"mnist-{deciding}-0"]
+    assert world.pod_names() == [f"mnist-{deciding}"]
 
 
 @WRONG

@@ -157,6 +157,62 @@ def test_it_starts_where_the_jobs_own_pods_start() -> None:
     assert "envFrom" not in pod["spec"]["containers"][0]
 
 
+FITTING = {
+    "metadata": {
+        "labels": {"team": "ml", "dtj.dev/role": "x", "kueue.x-k8s.io/queue-name": "gpus"},
+        "annotations": {"sidecar.istio.io/inject": "false", "scheduling.volcano.sh/group-name": "g"},
+    },
+    "spec": {
+        "nodeSelector": {"pool": "ml"},
+        "affinity": {"nodeAffinity": {"x": 1}, "podAntiAffinity": {"y": 1}},
+        "containers": [{"name": "trainer", "resources": {"limits": {"ephemeral-storage": "5Mi"}}}],
+    },
+}
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_it_has_what_a_policy_or_a_quota_demands_of_the_jobs_own_pods(gpus: int) -> None:
+    limits = {"cpu": "200m", "memory": "4Gi"}
+    worker = {"replicas": 1, "gpus": gpus, "template": FITTING, "resources": {"limits": limits}}
+    pod = record_pod(job("TorchDistributed", replicaSpecs={"worker": worker}), failed(), [], TIME, "i")
+    assert pod["metadata"]["labels"]["team"] == "ml"
+    assert not {"dtj.dev/role", "kueue.x-k8s.io/queue-name"} & pod["metadata"]["labels"].keys()
+    assert pod["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
+    assert pod["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "ml"}
+    assert pod["spec"]["affinity"] == {"nodeAffinity": {"x": 1}}
+    taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    assert (taint in pod["spec"]["tolerations"]) is bool(gpus)
+    assert pod["spec"]["containers"][0]["resources"] == {
+        "requests": {"cpu": "50m", "memory": "128Mi"},
+        "limits": {"cpu": "200m", "memory": "256Mi", "ephemeral-storage": "5Mi"},
+    }
+    plain = record_pod(job("TorchDistributed"), failed(), [], TIME, "i")
+    assert plain["spec"]["containers"][0]["resources"] == {
+        "requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "256Mi"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [None, 5, "x", [1], {"a": 1}, {"labels": 5, "spec": 5}, [{"name": 5}]])
+def test_templates_of_any_form_are_borne(value: Any) -> None:
+    for template in ({"metadata": value, "spec": value}, {"metadata": {"labels": value}, "spec": {
+        "nodeSelector": value, "affinity": value, "containers": value, "tolerations": value,
+    }}, {"spec": {"containers": [{"name": "trainer", "resources": {"limits": value}}]}}):  # fmt: skip
+        made = job("TorchDistributed", replicaSpecs={"worker": {"gpus": 1, "template": template}})
+        assert (
+            record_pod(made, failed(), [], TIME, "i")["spec"]["nodeSelector"]["kubernetes.io/os"] == "linux"
+        )
+
+
+def test_a_default_launcher_fits_a_quota_of_limits() -> None:
+    worker = {"replicas": 1, "resources": {"limits": {"cpu": "4", "memory": "4Gi"}}}
+    found = {}
+    for limited in (True, False):
+        roles = {"worker": worker if limited else {"replicas": 1}}
+        pods = plan_job(job(replicaSpecs=roles)).pods
+        found[limited] = trainer_container(pods[-1])["resources"]["limits"]
+    assert found == {True: {"memory": "1Gi", "cpu": "2"}, False: {"memory": "1Gi"}}
+
+
 def test_a_role_without_pods_says_nothing_of_where_pods_start() -> None:
     spec = {"imagePullSecrets": [{"name": "old"}], "serviceAccountName": "old"}
     roles = {"chief": {"replicas": 0, "template": {"spec": spec}}, "worker": {}, "ps": {}}

@@ -15,13 +15,17 @@ from datetime import timedelta
 
 import pytest
 
-from dtj.api.identity import KIND, LABEL_INDEX
+from dtj.api.identity import KIND, LABEL_INDEX, LABEL_RECORD
 from dtj.api.job import Manifest
 from dtj.api.status import ProgressStatus
 from dtj.cluster.port import ApiError
+from dtj.reconcile.record import MOST_LOST
 from dtj.reconcile.retry import pause
 from dtj.status.progress_report import Report
+from tests.unit.support import modern
+from tests.unit.support.fake_cluster import name_of
 from tests.unit.support.kubelet import succeed_after_two_steps
+from tests.unit.support.programs import fails
 from tests.unit.support.world import KEY, World
 
 JOB = (KIND, *KEY)
@@ -224,6 +228,8 @@ async def test_no_pass_is_made_over_what_the_last_pass_wrote() -> None:
 
 # --- what is refused for an hour --------------------------------------------------------------------
 
+MOST_WRITES = 20
+
 
 def _quota(manifest: Manifest, count: int) -> ApiError | None:
     name = manifest["metadata"]["name"]
@@ -236,25 +242,36 @@ def _other_words(manifest: Manifest, count: int) -> ApiError | None:
     return ApiError(403, "Forbidden", said) if manifest["kind"] == "Pod" else None
 
 
+def _lasting(manifest: Manifest, _: int) -> ApiError | None:
+    return modern.policy()(manifest)
+
+
+async def _an_hour(world: World) -> None:
+    since = world.cluster.now
+    while world.cluster.now - since < timedelta(hours=1):
+        await world.step()
+        if world.again is None or world.again > 10:
+            world.cluster.now += timedelta(seconds=8)
+
+
 @pytest.mark.bound(
     "operator",
     "Who may create jobs, over a quota or against a policy",
     "Tries of what the API server refuses",
-    "Pauses from 10 s to 5 minutes: 20 creations of pods in an hour",
+    "Pauses from 10 s to 5 minutes: 20 writes in an hour",
 )
-@pytest.mark.parametrize("strategy", ["Horovod", "TorchDistributed"])
-@pytest.mark.parametrize("refusal", [_quota, _other_words])
+@pytest.mark.parametrize("strategy", ["Horovod", "TorchDistributed", "ParameterServer"])
+@pytest.mark.parametrize("refusal", [_quota, _other_words, _lasting])
 async def test_an_hour_of_refusals_costs_few_writes(
     strategy: str, refusal: Callable[[Manifest, int], ApiError | None]
 ) -> None:
-    world, count = ThriftyWorld(strategy=strategy), itertools.count()
+    roles = {"worker": {"replicas": 2}} | ({"ps": {}} if strategy == "ParameterServer" else {})
+    world, count = ThriftyWorld(strategy=strategy, replicaSpecs=roles), itertools.count()
     world.cluster.refuse = lambda manifest: refusal(manifest, next(count))
-    since = world.cluster.now
-    while world.cluster.now - since < timedelta(hours=1):
-        await world.step()
+    await _an_hour(world)
     asked = world.asked()
-    assert 10 <= asked["create", "Pod"] <= 20, "not tried, or tried too often"
-    assert sum(asked.values()) - asked["create", "Pod"] <= 10, asked
+    assert asked["create", "Pod"] >= 10, "not tried"
+    assert len(world.cluster.writes) <= MOST_WRITES, asked
 
     # An edit of the job is tried at once.
     before = len(world.cluster.calls)
@@ -265,8 +282,62 @@ async def test_an_hour_of_refusals_costs_few_writes(
     assert world.asked(before)["create", "Pod"] >= 2
 
 
+async def test_an_hour_of_a_restart_that_is_refused_costs_few_writes() -> None:
+    world = ThriftyWorld(strategy="TorchDistributed")
+    world.kubelet.program = lambda pod, ran: None
+    await world.until(lambda: world.phase == "Running")
+    before = len(world.cluster.writes)
+    world.cluster.refuse = modern.validation()
+    world.cluster.remove(("Pod", "ml", "mnist-worker-1"))
+    await _an_hour(world)
+    assert world.phase == "Restarting"
+    assert 10 <= len(world.cluster.writes) - before <= MOST_WRITES
+
+
+async def test_an_hour_of_record_pods_that_are_taken_away_costs_few_writes() -> None:
+    world = ThriftyWorld(artifacts={"uri": "s3://training/jobs"}, runPolicy={"backoffLimit": 0})
+    world.records = 1
+    world.start_operator()
+    world.kubelet.program = fails(9)
+    await world.until(lambda: world.phase == "Failed")
+    before = len(world.cluster.writes)
+    taken = {"phase": "Failed", "reason": "OutOfpods"}
+    for _ in range(1000):
+        for pod in world.cluster.of_kind("Pod"):
+            if LABEL_RECORD in pod["metadata"]["labels"] and pod["status"]["phase"] != "Failed":
+                world.cluster.change(name_of(pod), lambda there: there["status"].update(taken))
+        await world.step()
+    await _an_hour(world)
+    asked = Counter((call.verb, call.kind) for call in world.cluster.writes[before:])
+    # The pass that failed the job made the first one.
+    assert asked["create", "Pod"] == MOST_LOST - 1
+    assert sum(asked.values()) <= MOST_WRITES, asked
+
+
+async def test_an_hour_of_a_tensorboard_that_is_refused_costs_few_writes() -> None:
+    world = ThriftyWorld(artifacts={"uri": "s3://training/jobs"}, tensorboard={"enabled": True})
+    world.kubelet.program = lambda pod, ran: None
+    denied = ApiError(403, "Forbidden", "exceeded quota: q")
+    world.cluster.refuse = lambda made: denied if made["kind"] == "Deployment" else None
+    await world.until(lambda: world.phase == "Running")
+    before = len(world.cluster.writes)
+    await _an_hour(world)
+    assert 10 <= len(world.cluster.writes) - before <= MOST_WRITES
+
+    world.cluster.refuse = lambda made: None
+    world.cluster.change(JOB, lambda job: job["metadata"].update(generation=2))
+    await world.step()
+    assert world.cluster.of_kind("Deployment"), "an edit is tried at once"
+
+
 def test_pauses_grow_and_differ() -> None:
     pauses = [pause(tries, "a") for tries in range(1, 40)]
-    assert 8 <= pauses[0] <= 10
-    assert all(240 <= each <= 300 for each in pauses[6:])
+    assert 10 <= pauses[0] <= 14
+    assert all(300 <= each <= 420 for each in pauses[3:])
     assert len({pause(1, str(uid)) for uid in range(100)}) == 100
+    # The most tries that any job makes in an hour: some jobs have short pauses.
+    tries = []
+    for uid in range(1000):
+        elapsed = list(itertools.accumulate(pause(failed, str(uid)) for failed in range(1, 40)))
+        tries.append(1 + sum(each < 3600 for each in elapsed))
+    assert max(tries) == 13

@@ -21,7 +21,7 @@ from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
 from dtj.reconcile.record import MOST_LOST
 from dtj.status import record as status_record
-from tests.unit.support.fake_cluster import WRITES, FakeCluster
+from tests.unit.support.fake_cluster import WRITES, Call, FakeCluster
 from tests.unit.support.jobs import manifest
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.world import KEY, World
@@ -318,6 +318,47 @@ async def test_a_secret_that_is_missing_is_no_reason_to_wait() -> None:
     await world.rest()
     assert world.recorded == ("False", "RecordRefused")
     assert 's3-credentials" not found' in world.condition("Recorded")["message"]
+
+
+@pytest.mark.parametrize(
+    ("code", "condition"), [(0, ("True", "EndRecorded")), (69, ("False", "RecordRefused"))]
+)
+async def test_a_sidecar_that_runs_on_is_no_failure_of_the_record(
+    code: int, condition: tuple[str, str]
+) -> None:
+    world = Recorded()
+    world.record = (code, "access denied")
+    world.kubelet.run_on = {"istio-proxy"}
+
+    def inject(call: Call, made: Manifest) -> None:
+        if call.verb == "create" and LABEL_RECORD in made["metadata"].get("labels", {}):
+            made["spec"]["containers"].append({"name": "istio-proxy"})
+
+    world.cluster.meanwhile = inject
+    began = world.cluster.now
+    await world.until(lambda: world.recorded == condition)
+    assert world.cluster.now - began < timedelta(seconds=60)
+    await world.until(lambda: world.record_pods() == [])
+    assert len(world.made) == 1
+
+
+async def test_a_queue_of_kueue_that_holds_the_pod_is_told() -> None:
+    """A namespace with a LocalQueue `default`: Kueue's webhook gates each pod without a queue."""
+    world = Recorded()
+
+    def gate(call: Call, made: Manifest) -> None:
+        if call.verb == "create" and LABEL_RECORD in made["metadata"].get("labels", {}):
+            made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "default"
+            made["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+
+    world.cluster.meanwhile = gate
+    await world.until(lambda: "Kueue" in world.condition("Recorded").get("message", ""))
+    (pod,) = world.record_pods()
+    name = pod["metadata"]["name"]
+    assert world.recorded == ("False", "RecordPending")
+    assert world.condition("Recorded")["message"] == f"{name} waits: Kueue holds it in LocalQueue default"
+    await world.until(lambda: world.recorded == ("False", "RecordGivenUp"), 400)
+    assert world.condition("Recorded")["message"].endswith(": Kueue holds it in LocalQueue default")
 
 
 async def test_a_pod_that_does_not_end_is_given_up() -> None:

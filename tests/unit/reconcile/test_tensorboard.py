@@ -246,6 +246,39 @@ async def test_what_keeps_its_pod_from_being_made_is_told() -> None:
     assert world.status["tensorboard"] == {"url": URL, "ready": False, "message": "exceeded quota: compute"}
 
 
+async def test_a_queue_of_kueue_that_holds_its_pod_is_told() -> None:
+    world = running()
+    await world.until(lambda: ("Deployment", "ml", NAME) in world.cluster.objects)
+    queued = {"kueue.x-k8s.io/queue-name": "default"}
+    world.cluster.change(("Deployment", "ml", NAME), lambda there: there["metadata"]["labels"].update(queued))
+
+    await world.until(lambda: bool((world.status.get("tensorboard") or {}).get("message")))
+
+    assert world.status["tensorboard"]["message"] == (
+        "its pod waits until Kueue admits it from LocalQueue default"
+    )
+
+
+def test_it_has_what_a_policy_or_a_quota_demands_of_the_replicas() -> None:
+    template = {
+        "metadata": {"labels": {"team": "ml"}, "annotations": {"sidecar.istio.io/inject": "false"}},
+        "spec": {"nodeSelector": {"pool": "gpus"}},
+    }
+    made = {}
+    for gpus in (0, 2):
+        worker = {"gpus": gpus, "template": template, "resources": {"limits": {"cpu": "4"}}}
+        board = plan_job(job(**SPEC, replicaSpecs={"worker": worker})).tensorboard
+        assert board is not None
+        made[gpus] = board.deployment["spec"]["template"]
+    pod = made[0]
+    assert pod["metadata"]["labels"]["team"] == "ml"
+    assert pod["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"memory": "1Gi", "cpu": "1"}
+    # A TensorBoard stays, and must keep no node with GPUs.
+    selectors = [pod["spec"]["nodeSelector"] for pod in made.values()]
+    assert selectors == [{"kubernetes.io/os": "linux", "pool": "gpus"}, {"kubernetes.io/os": "linux"}]
+
+
 async def test_a_name_that_another_job_has_is_waited_for() -> None:
     world = World(**SPEC)
     world.cluster.add({"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME, "namespace": "ml"}})

@@ -32,7 +32,7 @@ KEYS = ["class", "message", "role", "index", "rank", "host", "exitCode", "signal
 
 
 def loss(*pods: Manifest, missing: tuple[str, ...] = ()) -> Any:
-    return attempt_loss(2, views(*pods), missing, decisive=[LAUNCHER])
+    return attempt_loss(2, views(*pods), missing, peers=[LAUNCHER])
 
 
 def test_pods_that_run_are_no_loss() -> None:

@@ -35,9 +35,19 @@ KINDS = {plural: kind for kinds in RESOURCES.values() for plural, kind in kinds.
 _VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 
 
-def refused(status: int, reason: str, message: str) -> web.Response:
+def refused(status: int, reason: str, message: str, details: Manifest | None = None) -> web.Response:
     """A Status, as in every refusal of the API server."""
-    return web.json_response({"kind": "Status", "reason": reason, "message": message}, status=status)
+    content = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "details": details or {},
+        "code": status,
+    }
+    return web.json_response(content, status=status)
 
 
 def _group(name: str, version: str) -> Manifest:

@@ -201,7 +201,7 @@ class HttpCluster:
         try:
             answer: web.StreamResponse = await handler(request)
         except ApiError as error:
-            return refused(error.status, error.reason, error.message)
+            return refused(error.status, error.reason, error.message, getattr(error, "details", None))
         return answer
 
     async def _date(self, _: web.Request, response: web.StreamResponse) -> None:

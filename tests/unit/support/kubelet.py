@@ -39,6 +39,12 @@ class Kubelet:
     """Names of pods that get a node, but do not start."""
     unready: set[str] = field(default_factory=set)
     """Names of pods that run without becoming ready."""
+    run_on: set[str] = field(default_factory=set)
+    """Names of containers that run on when the first container of their pod has ended."""
+    clock: timedelta = timedelta()
+    """How far the clocks of the nodes are ahead of the API server's."""
+    shows_end: bool = False
+    """Whether the status of a deleted pod has the end of its containers, by SIGTERM, before the pod goes."""
     ran: dict[str, int] = field(default_factory=dict)
     ending: dict[str, int] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
@@ -67,6 +73,9 @@ class Kubelet:
             self.ending[uid] = self.ending.get(uid, 0) + 1
             if self.ending[uid] > self.end_steps:
                 self.cluster.remove(name)
+            elif self.shows_end and phase == "Running":
+                finished = written_time(self.cluster.now + self.clock)
+                self.cluster.change(name, lambda p: self._end(p, (143, ""), finished))
         elif pod["spec"].get("schedulingGates"):
             pass
         elif not pod["spec"].get("nodeName"):
@@ -78,8 +87,8 @@ class Kubelet:
             records = LABEL_RECORD in pod["metadata"].get("labels", {})
             ending = (self.record if records else self.program)(pod, self.ran[uid])
             if ending is not None:
-                finished = written_time(self.cluster.now)
-                self.cluster.change(name, lambda p: _ended(p, ending, finished))
+                finished = written_time(self.cluster.now + self.clock)
+                self.cluster.change(name, lambda p: self._end(p, ending, finished))
             elif self.ran[uid] == 1:
                 self.cluster.change(name, _ready)
 
@@ -98,6 +107,24 @@ class Kubelet:
             }
             pod["status"]["conditions"] = [refused | {"lastTransitionTime": written_time(self.cluster.now)}]
 
+    def _end(self, pod: Manifest, ending: Ending, finished: str) -> None:
+        code, message = ending
+        first, *others = (container["name"] for container in pod["spec"]["containers"])
+        runs_on = self.run_on.intersection(others)
+        if not runs_on:
+            pod["status"]["phase"] = "Failed" if code else "Succeeded"
+        pod["status"]["conditions"] = [c for c in pod["status"]["conditions"] if c["type"] != "Ready"]
+        terminated = {
+            "exitCode": code,
+            "reason": "Error" if code else "Completed",
+            "message": message,
+            "finishedAt": finished,
+        }
+        pod["status"]["containerStatuses"] = [
+            {"name": first, "state": {"terminated": terminated}},
+            *({"name": name, "state": {"running": {}}} for name in others if name in runs_on),
+        ]
+
 
 def _scheduled(pod: Manifest) -> None:
     pod["spec"]["nodeName"] = f"node-{pod['metadata']['name'][-1]}"
@@ -113,16 +140,3 @@ def _running(pod: Manifest) -> None:
 
 def _ready(pod: Manifest) -> None:
     pod["status"]["conditions"].append({"type": "Ready", "status": "True"})
-
-
-def _ended(pod: Manifest, ending: Ending, finished: str) -> None:
-    code, message = ending
-    pod["status"]["phase"] = "Failed" if code else "Succeeded"
-    pod["status"]["conditions"] = [c for c in pod["status"]["conditions"] if c["type"] != "Ready"]
-    terminated = {
-        "exitCode": code,
-        "reason": "Error" if code else "Completed",
-        "message": message,
-        "finishedAt": finished,
-    }
-    pod["status"]["containerStatuses"] = [{"name": "trainer", "state": {"terminated": terminated}}]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dtj_trainer import contract
 from dtj_trainer.contract.failure_class import FailureClass
+from dtj_trainer.contract.tensorflow_output import lost_connection
 from dtj_trainer.launch.failure_patterns import closing, missing_module, reports_full_disk
 from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.remedies import remedy
@@ -98,8 +99,8 @@ def cause_from_program(settings: Settings, end: ProgramEnd) -> tuple[str, str] |
 
 
 def cause_from_last_lines(end: ProgramEnd, last_lines: Sequence[str]) -> tuple[str, str] | None:
-    """Find the cause in the last lines of a program: a full disk, a missing module, or, for a program that exits with
-    one of dtj's codes, a line like `DataCorrupt: what`.
+    """Find the cause in the last lines of a program: a full disk, a missing module, another task of TensorFlow that
+    went away, or, for a program that exits with one of dtj's codes, a line like `DataCorrupt: what`.
     """
     if not end.by_itself:
         return None
@@ -111,6 +112,8 @@ def cause_from_last_lines(end: ProgramEnd, last_lines: Sequence[str]) -> tuple[s
             return cause, message
     if end.exit_code == _UNCAUGHT and (missing := missing_module(last_lines)):
         return FailureClass.MODULE_NOT_FOUND, f"the program did not find a module of Python: {missing}"
+    if lost := lost_connection(last_lines):
+        return FailureClass.CONNECTION_LOST, f"the connection to another pod was lost: {lost}"
     return None
 
 
