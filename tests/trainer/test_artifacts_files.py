@@ -664,9 +664,12 @@ def test_refused_files_that_are_too_many_to_remember_hold_up_no_end(tmp_path, mo
     assert uploader.refused.text == "'a.log': logs/a.log: AccessDenied"
 
 
-def test_a_refused_file_of_the_model_is_an_error_that_names_it(tmp_path):
+def test_a_refused_file_of_the_model_is_an_error_at_the_end_that_names_it(tmp_path, clock):
     store = Refusing("model/m")
-    uploader = two_logs_and_a_model(tmp_path, store)
+    uploader = two_logs_and_a_model(tmp_path, store, clock)
+    clock.now += 60
+    assert running(uploader), "an error while the program may still write another model"
+    assert "model/m.pt: AccessDenied" in uploader.refused.text
     with pytest.raises(S3Error, match=r"model/m.pt' is not uploaded: model/m.pt: AccessDenied") as error:
         uploader.upload_pass(ended=True, died_ns=None)
     assert not error.value.transient

@@ -56,7 +56,7 @@ class PassErrors:
     def _refuse(self, source: Source, path: Path, error: RefusedKey) -> None:
         self._refused_now.add(path)
         self._refused.add(path, str(error))
-        if source.essential:
+        if source.essential and self._last:
             self._errors.append(RefusedKey(f"{str(path)!a} is not uploaded: {error}"))
 
     def refuses(self, path: Path) -> bool:
@@ -78,8 +78,8 @@ class PassErrors:
     def raise_worst(self) -> None:
         """Raise an error of this pass if there is one; an error that is not transient takes precedence.
 
-        A file of a source that is not essential, and can't be uploaded for a lasting reason, makes no error: it is
-        among the refused files.
+        A file that can't be uploaded for a lasting reason is among the refused files. It makes an error only if the
+        program has ended, and if the file's source is essential.
         """
         if self._errors:
             raise min(self._errors, key=lambda error: error.transient)
