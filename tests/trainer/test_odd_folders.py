@@ -270,13 +270,15 @@ def test_a_file_that_can_not_be_read_is_left_out(
     for _ in range(3):
         sync.upload_pass(ended=True, died_ns=None)
     assert newest(store.job).paths == {"model"}
-    assert caplog.text.count("secret is not saved: Permission denied") == 1
+    assert caplog.text.count("secret' is not uploaded: Permission denied") == 1
+    assert sync.refused.text == "'secret': Permission denied"
     monkeypatch.setattr(MemoryStore, "put_file", put)
     (folder / "secret").chmod(0o600)  # The change shows in its change time.
     (folder / "secret").chmod(0o644)
     write(folder, other="3")
     assert ended(sync)
     assert "secret" in newest(store.job).paths
+    assert sync.refused.text == ""
 
 
 # --- without a disk -------------------------------------------------------------------------------

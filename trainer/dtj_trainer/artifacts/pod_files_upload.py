@@ -27,6 +27,7 @@ from dtj_trainer.artifacts.pod_manifest import (
     of_the_next,
     pod_manifest_key,
 )
+from dtj_trainer.artifacts.refused_files import RefusedFiles
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.sent_files import Changed, SentFiles
 from dtj_trainer.artifacts.snapshot import keys_of
@@ -100,6 +101,7 @@ class PodFilesUploader:
         self._process = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()
         self.bytes_uploaded = 0
+        self.refused = RefusedFiles()
         self._not_own: set[Node] = set()
         """Files that all pods have restored, or that can't be sent."""
         self._given: set[str] = set()
@@ -278,6 +280,9 @@ class PodFilesUploader:
         gone = tuple(sorted(self._given - picture.nodes.keys()))
         self._say(PodManifest(said.number, tuple(sorted(later)), files=stored, answer=place, gone=gone))
         self._sent.keep_only(own)
+        if self.refused.text:
+            kept = (path for path, node in self._pictures.nodes.items() if node in self._not_own)
+            self.refused.only({self._folder / path for path in kept})
         self._pictures.taken(picture)
         self._noisy = dict.fromkeys((*picture.passed_over, *picture.busy), (None, 0.0))
         self._note_shared(own)
@@ -303,7 +308,7 @@ class PodFilesUploader:
             ):
                 path = os.path.relpath(str(error.filename), self._folder)
                 self._not_own.update(node for node in own if node.path == path)
-                log.warning("%s is not saved: %s", error.filename, error.strerror)
+                self.refused.add(self._folder / path, error.strerror or repr(error))
             return None
         self._voids = 0
         self._sent.drop_copies()

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Set
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,11 @@ class RefusedFiles:
         if self._files.pop(path, None):
             log.info("%s is uploaded now", ascii(os.fspath(path)))
             self._describe()
+
+    def only(self, paths: Set[Path]) -> None:
+        """Note that all other files were uploaded, or do not exist any more."""
+        for path in self._files.keys() - paths:
+            self.accepted(path)
 
     def waits(self, path: Path) -> bool:
         """Return whether a refused file is not to be tried yet."""

@@ -96,6 +96,8 @@ def _finished(settings: Settings, supervisor: ControlClient, exit_report: RankEx
         return unavailable(settings, answer.fault, answer.cause)
     if exit_report["rank"] == 0:
         exit_report.update(answer.report)  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
+    elif refused := answer.report.get("artifacts", {}).get("notUploaded"):
+        exit_report["artifacts"] = {"notUploaded": refused}
     return exit_report
 
 

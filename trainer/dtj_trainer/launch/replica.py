@@ -240,9 +240,12 @@ class Replica:
         return stop_sync_seconds(longest, pod.grace) if stopped else None
 
     def _report_failure(self, pod: Pod, exit_report: RankExit, first: Ended) -> None:
-        """Write the termination message of a failure, with the checkpoint from which the program did not go on."""
+        """Write the termination message of a failure.
+
+        The message has the checkpoint from which the program did not go on, and the files that are not uploaded.
+        """
         artifacts = pod.report().get("artifacts", {})
-        if "restored" in artifacts:
+        if "restored" in artifacts or "notUploaded" in artifacts:
             exit_report["artifacts"] = artifacts
         self._report_exit(exit_report, first)
 
