@@ -32,7 +32,7 @@ class PassErrors:
 
     @contextmanager
     def of(self, source: Source, path: Path | None = None) -> Iterator[None]:
-        """Record an S3Error of this block, or that a file can't be read, or that its name can't be a key.
+        """Record an S3Error of this block, or that a file can't be read.
 
         path: the file; by default that of the source. A file that was removed is not an error.
         """
@@ -48,8 +48,6 @@ class PassErrors:
             self._errors.append(error)
         except FileNotFoundError as error:
             log.debug("a file of %s was not uploaded: %s", source.path, error)
-        except UnicodeError:
-            self._refuse(source, path, RefusedKey("its name is not UTF-8, as keys are"))
         except OSError as error:
             self._refuse(source, path, RefusedKey(error.strerror or repr(error)))
 

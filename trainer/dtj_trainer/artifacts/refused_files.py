@@ -18,6 +18,8 @@ RETRY_SECONDS = 60.0
 MOST_FILES = 1000
 """The program may make any number of files: only so many are told and remembered."""
 _MOST_NAMED, _MOST_CHARACTERS = 3, 300
+_END_OF_NAME = 60
+"""Characters of a long file name that are told, so that the reason has room."""
 
 
 class RefusedFiles:
@@ -59,6 +61,10 @@ class RefusedFiles:
 
     def _describe(self) -> None:
         first = islice(self._files.items(), _MOST_NAMED)
-        named = "; ".join(f"{path.name!a}: {why}"[:_MOST_CHARACTERS] for path, (_, why) in first)
+        named = "; ".join(f"{_short(path.name)!a}: {why}"[:_MOST_CHARACTERS] for path, (_, why) in first)
         more = len(self._files) - _MOST_NAMED
         self.text = named + (f"; and {more} more" if more > 0 else "")
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _END_OF_NAME else f"...{name[-_END_OF_NAME:]}"
