@@ -140,6 +140,7 @@ class CheckpointUploader:
 
     def _upload_due(self, *, ended: bool, died_ns: int | None) -> bool:
         over, pictures = ended or died_ns is not None, 0
+        self._sent.ended = over
         # What changes all the time has a new picture after each. A pass must end, to be told of the program's end.
         while pictures < MOST_PICTURES:
             # Prune first: the disk must not fill up while uploads are slow or the bucket does not answer.
@@ -249,7 +250,7 @@ class CheckpointUploader:
         if not due.alone:
             self._others.stored(manifest.files)
         if newest:
-            self._pictures.taken(due.picture)
+            self._pictures.taken(due.picture, self._sent.unsent)
             self._last = manifest
         self._drop()
         nodes = self._pictures.nodes
@@ -313,9 +314,8 @@ class CheckpointUploader:
             self._sent.copy_aside(calm)
         files = [*known.values(), *self._sent.send(calm, self._store.uri(folder))]
         for node in busy:
-            stored = self._sent.send_as_it_is(node, keys[node])
-            if stored is None and (before := last.get(node.path)):
-                stored = self._sent.get(before)
+            before = last.get(node.path)
+            stored = self._sent.send_as_it_is(node, keys[node], self._sent.get(before) if before else None)
             files += [stored] if stored else []
         there = {file.path for file in files}
         files += [file for later in present for file in later if file.path not in there]

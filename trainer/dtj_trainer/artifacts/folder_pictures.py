@@ -131,6 +131,6 @@ class FolderPictures:
             rest = min(REST * seconds, LONGEST_REST_SECONDS)
             self._not_before = max(self._not_before, time.monotonic() + rest)
 
-    def taken(self, picture: Picture) -> None:
-        """Note that a picture is stored."""
-        self._pictures.taken(picture)
+    def taken(self, picture: Picture, unsent: Set[str] = frozenset()) -> None:
+        """Note that a picture is stored; see `Pictures.taken`."""
+        self._pictures.taken(picture, unsent)

@@ -272,7 +272,7 @@ class PodFilesUploader:
             nodes = {path: node for path, node in picture.nodes.items() if path not in later}
             picture = replace(picture, nodes=nodes)
         folder = folder_name(max(said.number, 0), self._claim)
-        self._answers += 1
+        self._answers, self._sent.ended = self._answers + 1, over
         place = answer_place(self._pod, self._process, self._answers)
         stored = self._send(own, picture.busy, f"{folder}/{place}")
         if stored is None or not self._holds_claim():
@@ -283,7 +283,7 @@ class PodFilesUploader:
         if self.refused.text:
             kept = (path for path, node in self._pictures.nodes.items() if node in self._not_own)
             self.refused.only({self._folder / path for path in kept})
-        self._pictures.taken(picture)
+        self._pictures.taken(picture, self._sent.unsent)
         self._noisy = dict.fromkeys((*picture.passed_over, *picture.busy), (None, 0.0))
         self._note_shared(own)
         self._new_since = self._new_since if later else None
@@ -313,10 +313,11 @@ class PodFilesUploader:
         self._voids = 0
         self._sent.drop_copies()
         stored = [file for node in own if (file := self._sent.get(node))]
+        said = {file.path: file for file in self._said.files}
         stored += [
             file
             for node, key in keys.items()
-            if node.path in busy and (file := self._sent.send_as_it_is(node, key))
+            if node.path in busy and (file := self._sent.send_as_it_is(node, key, said.get(node.path)))
         ]
         if lacking:
             size = sum(node.size for node in lacking)
