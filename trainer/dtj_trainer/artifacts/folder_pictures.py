@@ -38,7 +38,7 @@ class FolderPictures:
         self._folder = folder
         self._settle_ns = int(settle_seconds * SECOND)
         self._program_runs = program_runs
-        self._looks = FolderLooks(folder, program_runs)
+        self._looks = FolderLooks(folder)
         self._pictures = Pictures(self._settle_ns)
         self._waits_since: int | None = None
         self._not_before = 0.0
