@@ -50,6 +50,7 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
         rotated_logs=settings.rotated_logs,
         prefix=f"[rank {rank}] ",
         variables=tracker_variables(settings, os.environ),
+        kept=settings.kept_whole,
     )
     program.stop_by_signals()
     launcher_stops = threading.Event()
@@ -63,7 +64,7 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     if end is None:
         supervisor.attach(Attached(rank, os.getpid(), program.pid or 0))
         end = program.wait(supervisor.died)
-    torn = end_descendants(settings.kept_whole)
+    torn = [*end.torn, *end_descendants(settings.kept_whole)]
     exit_report = rank_exit(settings, end, program.last_lines.lines())
     if program.pid is not None:
         supervisor.ended(cut_off=cut_off(end, exit_report), torn=torn)

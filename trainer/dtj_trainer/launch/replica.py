@@ -267,7 +267,11 @@ def run_replica(settings: Settings, command: Sequence[str]) -> int:
         variables["TORCHELASTIC_ERROR_FILE"] = str(torch_error_file(settings))
     log_name = f"{settings.pod.name}.log"
     program = LoggedProgram(
-        command, settings.logs / log_name, rotated_logs=settings.rotated_logs, variables=variables
+        command,
+        settings.logs / log_name,
+        rotated_logs=settings.rotated_logs,
+        variables=variables,
+        kept=settings.kept_whole,
     )
     return Replica(settings, [Member(settings.pod.name, settings, program)], [log_name]).run()
 
