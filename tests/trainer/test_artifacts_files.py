@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import threading
@@ -682,9 +683,12 @@ def test_refused_files_that_are_too_many_to_remember_hold_up_no_end(tmp_path, mo
     assert uploader.refused.text == "'a.log': logs/a.log: AccessDenied"
 
 
-def test_a_refused_file_of_the_model_is_an_error_that_names_it(tmp_path):
+def test_a_refused_file_of_the_model_is_an_error_at_the_end_that_names_it(tmp_path, clock):
     store = Refusing("model/m")
-    uploader = two_logs_and_a_model(tmp_path, store)
+    uploader = two_logs_and_a_model(tmp_path, store, clock)
+    clock.now += 60
+    assert running(uploader), "an error while the program may still write another model"
+    assert "model/m.pt: AccessDenied" in uploader.refused.text
     with pytest.raises(S3Error, match=r"model/m.pt' is not uploaded: model/m.pt: AccessDenied") as error:
         uploader.upload_pass(ended=True, died_ns=None)
     assert not error.value.transient
@@ -705,16 +709,19 @@ class OfText(Refusing):
         key.encode()
 
 
-def test_a_name_that_can_t_be_a_key_is_told_and_keeps_no_other_file_from_its_upload(tmp_path):
+def test_a_name_that_can_t_be_a_key_has_another_form_in_the_bucket(tmp_path):
     store = OfText("")
     uploader = two_logs_and_a_model(tmp_path, store)
     for name in (b"logs/\xff.log", b"model/\xff.pt"):
         Path(os.fsdecode(bytes(tmp_path) + b"/" + name)).write_text("x\n")
-    with pytest.raises(S3Error, match=r"model/\\udcff.pt' is not uploaded: its name is not UTF-8") as error:
-        uploader.upload_pass(ended=True, died_ns=None)
-    assert not error.value.transient
-    assert {key for key, _ in store.puts} == {"logs/a.log", "logs/b.log", "model/m.pt"}
-    assert r"'\udcff.log': its name is not UTF-8" in uploader.refused.text
+    assert ended(uploader)
+    new = {"logs/dtj-name-%FF.log", "model/dtj-name-%FF.pt"}
+    assert {key for key, _ in store.puts} == new | {
+        "logs/a.log", "logs/b.log", "model/m.pt", "model/manifest.json",
+    }  # fmt: skip
+    named = [file["path"] for file in json.loads(store.objects["model/manifest.json"])["files"]]
+    assert sorted(named) == ["m.pt", "\udcff.pt"]
+    assert uploader.refused.text == ""
 
 
 def test_a_bucket_that_is_away_costs_one_timeout_for_each_source(tmp_path):

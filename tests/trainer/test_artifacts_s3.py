@@ -305,7 +305,7 @@ def test_a_conditional_put_replaces_what_it_names_and_nothing_else(job_store, tm
     assert [u for u in uploads.get("Uploads", []) if u["Key"].startswith(job_store.location.prefix)] == []
 
 
-def test_what_stores_answer_to_conditional_puts(job_store):
+def test_what_stores_answer_to_puts(job_store):
     def explained(status: int, code: str) -> s3.S3Error | None:
         answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
         return s3.explain(ClientError(answer, "PutObject"), job_store.uri("key"))
@@ -313,6 +313,11 @@ def test_what_stores_answer_to_conditional_puts(job_store):
     assert isinstance(explained(412, "PreconditionFailed"), s3.Changed)
     assert isinstance(explained(409, "ConditionalRequestConflict"), s3.Changed)
     assert isinstance(explained(501, "NotImplemented"), s3.NotSupported)
+    assert isinstance(explained(400, "KeyTooLongError"), s3.RefusedKey)
+    for of_the_way in ("BadDigest", "IncompleteBody", "RequestTimeout"):
+        error = explained(400, of_the_way)
+        assert error is not None
+        assert error.transient
     # AWS, when there is nothing that If-Match could match.
     stubbed = s3.make_client()
     with Stubber(stubbed) as stub:

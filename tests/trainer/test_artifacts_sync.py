@@ -15,7 +15,7 @@ from dtj_trainer.artifacts.backoff import Deadline
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.manifest import Manifest, StoredFile
 from dtj_trainer.artifacts.pod_sync import PodSync
-from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.s3 import RefusedKey, S3Error
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.artifacts.sync_loop import SyncLoop
 from dtj_trainer.artifacts.sync_settings import SyncSettings
@@ -54,6 +54,36 @@ def test_an_error_of_one_upload_does_not_end_the_others(
     with pytest.raises(S3Error, match="no"):
         sync.finish(60, ended=True)
     assert arrived.is_set()
+
+
+@pytest.mark.parametrize("by_mistake", [False, True])
+def test_a_refused_key_ends_the_last_sync_at_once_and_one_mistake_does_not(
+    monkeypatch: pytest.MonkeyPatch, by_mistake: bool
+) -> None:
+    monkeypatch.setattr(sync_loop, "LASTING_SECONDS", 1e9)
+    passes: list[bool] = []
+
+    def refused(*, ended: bool, died_ns: int | None) -> bool:
+        passes.append(ended)
+        if ended and passes.count(True) <= (1 if by_mistake else 100):
+            raise RefusedKey("access to model/model.pt is denied")
+        return ended
+
+    loop = SyncLoop("uploading files", refused, interval=0.0)
+    loop.start()
+    asked = loop.ask(ended=True)
+
+    def seconds_left() -> float:
+        return 60.0 * (passes.count(True) < 5)
+
+    if by_mistake:
+        loop.wait(asked, lambda: 60.0)
+    else:
+        with pytest.raises(RefusedKey, match=r"access to model/model\.pt is denied"):
+            loop.wait(asked, seconds_left)
+        assert passes.count(True) < 5
+    loop.stop()
+    loop.join(60)
 
 
 def test_pods_upload_their_parts_of_a_checkpoint_until_the_end(

@@ -22,7 +22,7 @@ from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
-from dtj_trainer.artifacts.folder_watch import EventKind, FolderWatch
+from dtj_trainer.artifacts.folder_watch import FolderWatch
 from dtj_trainer.artifacts.open_files import held_open
 from dtj_trainer.artifacts.picture import SHORT_SETTLE
 from dtj_trainer.launch.program import Program
@@ -109,9 +109,10 @@ class Run:
     def heard(self) -> None:
         """Wait until the kernel's news of all that was written so far is read."""
         marker = self.folder / ".heard"
-        marker.write_text("x")
+        marker.with_name(".written").touch()
+        marker.with_name(".written").rename(marker)
         watch = self._uploader._pictures._looks._watch
-        until(lambda: (seen := watch.last(marker.name)) and seen.what is not EventKind.WRITTEN, "the news")
+        until(lambda: watch.was_renamed(marker.name), "the news")
         marker.unlink()
 
 
@@ -182,7 +183,7 @@ def test_what_the_kernel_closed_never_counts_however_late_the_death_is_noticed(
     run, writes, inotify, monkeypatch
 ):
     if not inotify:
-        monkeypatch.setattr(FolderWatch, "last", lambda *_: None)
+        monkeypatch.setattr(FolderWatch, "was_renamed", lambda *_: False)
     run.start(writes, WAITS)
     later = time.time_ns() + LONG_AGO_NS
     monkeypatch.setattr(time, "time_ns", lambda: later)
@@ -223,7 +224,7 @@ def test_a_file_that_is_written_again_after_it_was_renamed_is_not_complete(run, 
 
 @pytest.mark.parametrize("writes", [CLOSED, OPEN, DIRECTORY_CLOSED, DIRECTORY_OPEN])
 def test_without_inotify_proc_tells_what_is_open(run, writes, monkeypatch):
-    monkeypatch.setattr(FolderWatch, "last", lambda *_: None)
+    monkeypatch.setattr(FolderWatch, "was_renamed", lambda *_: False)
     run.start(writes, WAITS)
     later = time.time_ns() + LONG_AGO_NS
     monkeypatch.setattr(time, "time_ns", lambda: later)

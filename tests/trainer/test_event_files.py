@@ -48,6 +48,17 @@ class Recorded:
         self._store.get_growth(key, path)
 
 
+def test_names_that_are_no_keys_come_back(job_store: Store, tmp_path: Path) -> None:
+    name = os.fsdecode(b"run \xff/events.out.tfevents.1")
+    written = tmp_path / "pod" / name
+    written.parent.mkdir(parents=True)
+    written.write_bytes(b"x" * 10)
+    uploader = FileUploader(job_store, [Source(tmp_path / "pod", "tensorboard", EVENTS, takes=is_event_file)])
+    assert uploader.upload_pass(ended=True, died_ns=None)
+    assert Recorded(job_store, tmp_path / "mirror").files.fetch() == 1
+    assert (tmp_path / "mirror" / name).read_bytes() == b"x" * 10
+
+
 def test_only_what_is_new_or_has_changed_is_fetched(job_store: Store, tmp_path: Path) -> None:
     events = Recorded(job_store, tmp_path)
     for key, content in (("tensorboard/a", b"1"), ("tensorboard/eval/b", b"2"), ("metrics.jsonl", b"3")):

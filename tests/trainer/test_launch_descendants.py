@@ -12,7 +12,8 @@ from tests.trainer.conftest import Launched, Workspace, until
 
 from dtj_trainer.artifacts.store import Store
 
-# A daemon with a session and an environment of its own, which goes on writing after the program has ended.
+# A daemon with a session and an environment of its own, or another process of the program's group. It goes on writing
+# after the program has ended.
 LEAVES_A_DAEMON = """
 import os, subprocess, sys
 from pathlib import Path
@@ -31,7 +32,8 @@ while True:
     time.sleep(0.05)
 '''
 half = [str(root / "checkpoints" / "half.bin"), str(root / "logs" / "endless.log")]
-daemon = subprocess.Popen([sys.executable, "-c", code, *half], start_new_session=True, env={}, stdout=subprocess.PIPE)
+command = [sys.executable, "-c", code, *half]
+daemon = subprocess.Popen(command, start_new_session=DAEMON, env={}, stdout=subprocess.PIPE)
 daemon.stdout.readline()
 print("daemon", daemon.pid)
 """
@@ -66,15 +68,16 @@ def as_rank(workspace: Workspace, program: str, job_uri: str) -> Launched:
 
 
 @pytest.mark.parametrize("start", [as_chief, as_rank])
-def test_a_daemon_that_writes_is_ended_and_what_it_had_half_written_is_not_kept(
-    workspace: Workspace, job_uri: str, job_store: Store, start: Callable[..., Launched]
+@pytest.mark.parametrize("daemon", [True, False], ids=["daemon", "same group"])
+def test_a_process_that_writes_is_ended_and_what_it_had_half_written_is_not_kept(
+    workspace: Workspace, job_uri: str, job_store: Store, start: Callable[..., Launched], daemon: bool
 ) -> None:
-    run = start(workspace, LEAVES_A_DAEMON, job_uri)
+    run = start(workspace, LEAVES_A_DAEMON.replace("DAEMON", str(daemon)), job_uri)
     assert run.ended() == 0, run.output
-    daemon = run.output.split("daemon ")[1].split()[0]
-    assert not Path("/proc", daemon).exists()
-    assert f"process {daemon} outlived the program and is killed" in run.output
-    assert f"process {daemon} was writing {workspace.root}/checkpoints/half.bin" in run.output
+    left = run.output.split("daemon ")[1].split()[0]
+    assert not Path("/proc", left).exists()
+    assert (f"process {left} outlived the program and is killed" in run.output) is daemon
+    assert f"process {left} was writing {workspace.root}/checkpoints/half.bin" in run.output
     stored = [item.key for item in job_store.objects("checkpoints")]
     assert any(key.endswith("/whole.bin") for key in stored)
     assert not any(key.endswith("/half.bin") for key in stored)

@@ -46,6 +46,18 @@ def test_success_brings_the_reports_of_rank_0():
     assert decided(ProgramEnd(0)) == {"exitCode": 0}
 
 
+def test_success_tells_the_files_that_any_pod_did_not_upload():
+    exits = [told(rank, 0, None, artifacts={"notUploaded": f"'{rank}.log': denied"}) for rank in (5, 1, 0)]
+    exits.append(told(2, 0, None))
+    exits[2]["artifacts"]["uri"] = "s3://bucket/job"
+    assert decided(ProgramEnd(0), exits)["artifacts"] == {
+        "uri": "s3://bucket/job",
+        "notUploaded": "'0.log': denied; job-worker-1: '1.log': denied; job-worker-5: '5.log': denied",
+    }
+    many = [told(rank, 0, None, artifacts={"notUploaded": "x"}) for rank in range(1, 100)]
+    assert decided(ProgramEnd(0), many)["artifacts"]["notUploaded"].endswith("; and files of 96 more pods")
+
+
 def test_first_failure_is_the_cause_not_those_that_mpirun_stopped():
     exits = [
         told(2, 143, stopped=True),

@@ -153,6 +153,47 @@ def test_a_log_that_grows_all_the_time_delays_nothing(folder: Path, store: Store
     assert store.is_whole()
 
 
+def test_a_file_that_is_overwritten_all_the_time_is_never_stored_half_written(
+    folder: Path, store: Store
+) -> None:
+    def stored() -> str:
+        (file,) = (file for file in newest(store.job).files if file.path == "last")
+        return store.bucket.objects[f"job/checkpoints/{file.key}"].decode()
+
+    sync = uploader(folder, store.job)
+    with (folder / "other").open("w"):  # Delays the picture.
+        for number in range(BUSY_CHANGES + 2):
+            write(folder, last=f"whole {number}")
+            sync.upload_pass(ended=False, died_ns=None)
+    sync.upload_pass(ended=False, died_ns=None)
+    assert stored().startswith("whole ")
+    writer = None
+
+    def begin(request: str) -> None:
+        nonlocal writer
+        if request.startswith("put") and request.endswith("first"):
+            writer = (folder / "last").open("w")
+            writer.write("ha")
+            writer.flush()
+
+    store.before = begin
+    write(folder, last="whole again")
+    for name in (
+        "first",
+        "second",
+    ):  # The writer has the file open before it is sent, then already at the look.
+        write(folder, **{name: ""})
+        sync.upload_pass(ended=False, died_ns=None)
+        assert name in newest(store.job).paths
+        assert stored().startswith("whole ")
+    assert writer is not None
+    with writer:
+        writer.write("lf")
+    assert ended(sync)
+    assert stored() == "half"
+    assert store.is_whole()
+
+
 def test_a_rename_or_another_link_sends_nothing_again(folder: Path, store: Store) -> None:
     sync = uploader(folder, store.job)
     write(folder, a="the same")
@@ -270,13 +311,15 @@ def test_a_file_that_can_not_be_read_is_left_out(
     for _ in range(3):
         sync.upload_pass(ended=True, died_ns=None)
     assert newest(store.job).paths == {"model"}
-    assert caplog.text.count("secret is not saved: Permission denied") == 1
+    assert caplog.text.count("secret' is not uploaded: Permission denied") == 1
+    assert sync.refused.text == "'secret': Permission denied"
     monkeypatch.setattr(MemoryStore, "put_file", put)
     (folder / "secret").chmod(0o600)  # The change shows in its change time.
     (folder / "secret").chmod(0o644)
     write(folder, other="3")
     assert ended(sync)
     assert "secret" in newest(store.job).paths
+    assert sync.refused.text == ""
 
 
 # --- without a disk -------------------------------------------------------------------------------

@@ -21,11 +21,13 @@ from rich.text import Text
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 # Unicode has no visible characters for the control characters 0x80 to 0x9F (C1).
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+# Bytes of file names that are not UTF-8.
+_PICTURES |= dict.fromkeys(range(0xDC80, 0xDD00), 0xFFFD)
 _UNLIMITED_WIDTH = 1000
 
 
 def visible(text: str) -> str:
-    """Return the text with a visible character for each control character except tabs and line ends."""
+    """Return the text with a visible character for each one that has none, except tabs and line ends."""
     return text.translate(_PICTURES)
 
 

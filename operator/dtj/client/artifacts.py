@@ -71,15 +71,18 @@ class Artifacts:
     def get(self, key_or_prefix: str, folder: str | Path) -> list[Path]:
         """Copy an object, or all objects below a prefix, into a folder. Returns the paths of the files.
 
-        The key of an object is the path of the file in the folder. The segments of a segmented file become one file.
+        The key of an object is the path of the file in the folder. The segments of a segmented file become one file,
+        and a name that can't be part of a key is restored.
         key_or_prefix: e.g. `checkpoints/938` or `model`; `""` means all objects.
         """
+        from dtj_trainer.artifacts.key_names import path_of
+
         wanted = key_or_prefix.strip("/")
         files_below = joined(stored.key for stored in self.ls(wanted)) or {wanted: self._parts(wanted)}
         root = Path(folder).resolve()
         files = []
         for key, parts in files_below.items():
-            file = (root / key).resolve()
+            file = (root / path_of(key)).resolve()
             if not file.is_relative_to(root):
                 raise Unusable(f"{self.store.uri(key)} has a key that leads out of {folder}")
             files.append(self._copy(parts, file))
@@ -87,8 +90,10 @@ class Artifacts:
 
     def cp(self, key: str, path: str | Path) -> Path:
         """Copy one object, or a segmented file, to a file. In a folder, the copy keeps the name of the object."""
+        from dtj_trainer.artifacts.key_names import path_of
+
         target = Path(path)
-        file = target / PurePosixPath(key).name if target.is_dir() else target
+        file = target / PurePosixPath(path_of(key)).name if target.is_dir() else target
         return self._copy(self._parts(key.strip("/")), file)
 
     def get_growth(self, key: str, file: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dtj.api.condition_types import ConditionType
@@ -39,6 +39,10 @@ _ARTIFACTS_INCOMPLETE = _Reported(
     Reason.FILES_UPLOADED,
     "no file is refused any more",
 )
+_FIELD = '"notUploaded"'
+"""In the termination message of a pod that has refused files."""
+_MOST_PODS = 3
+"""So many of these pods are named."""
 
 
 def merge_reports(draft: Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]) -> None:
@@ -53,14 +57,40 @@ def merge_reports(draft: Draft, expected: Expected, observed: Observed, named: M
     last_reports = [reported(message) for message in messages]
     progress, artifacts = old.progress, old.artifacts
     _tell(draft, observed.checkpoint_held_up, _CHECKPOINT_DELAYED)
-    for refused in (observed.not_uploaded, *map(not_uploaded, messages)):
-        _tell(draft, refused and f"files are not uploaded: {refused}", _ARTIFACTS_INCOMPLETE)
+    _tell(
+        draft,
+        _refused(expected, [observed.not_uploaded, *map(not_uploaded, messages)], named),
+        _ARTIFACTS_INCOMPLETE,
+    )
     for new_progress, new_artifacts in [(observed.progress, observed.artifacts), *last_reports]:
         progress = _progress(expected, progress, new_progress, evaluation)
         artifacts = _artifacts(expected, artifacts, new_artifacts)
     draft.progress, draft.artifacts = progress, artifacts
     if has_new_checkpoint(draft):
         draft.skipped_checkpoints = None
+
+
+def _refused(expected: Expected, reported: Iterable[str | None], named: Mapping[str, PodView]) -> str | None:
+    """Return which files are not uploaded; empty: none; None: no pod says.
+
+    reported: what rank 0 says, the newest last. Other pods tell of their files by their termination messages.
+    """
+    said = [each for each in reported if each is not None][-1:]
+    # Thousands of pods may have ended. Parse few of their messages.
+    telling = [
+        (pod, pod.exit)
+        for pod in named.values()
+        if pod.exit and _FIELD in pod.exit.message and pod.name not in expected.tells_the_end
+    ]
+    for pod, end in telling[:_MOST_PODS]:
+        if refused := not_uploaded(read_termination(end) or {}):
+            said.append(f"{pod.name}: {refused}")
+    if len(telling) > _MOST_PODS:
+        said.append(f"and files of {len(telling) - _MOST_PODS} more pods")
+    if not said:
+        return None
+    told = "; ".join(filter(None, said))
+    return told and f"files are not uploaded: {told}"
 
 
 def _tell(draft: Draft, trouble: str | None, reported: _Reported) -> None:

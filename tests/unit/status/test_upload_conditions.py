@@ -7,8 +7,10 @@ from typing import NamedTuple
 import pytest
 
 from dtj.cli.sentences import sentence_of
+from dtj.status import report_merge
 from dtj.status.events import happenings
 from dtj.status.progress_report import read_report
+from dtj.status.termination import read_termination
 from tests.unit.support.pods import LAUNCHER, WORKER_0, WORKER_1, Life, condition, ended, healthy, running
 
 HELD_UP = "checkpoint s3://bucket/job/checkpoints/7 waits for files of worker-1"
@@ -77,6 +79,46 @@ def test_the_last_message_of_a_job_that_succeeds_tells_what_is_refused(life: Lif
     assert condition(status, "Succeeded")["status"] == "True"
     assert condition(status, "ArtifactsIncomplete")["status"] == "True"
     assert sentence_of(life.job.status).startswith("The job succeeded: files are not uploaded: 'a.log'")
+
+
+def torch_life(pods: int) -> tuple[Life, list[str]]:
+    """A job whose pods all run ranks, and the names of its pods."""
+    life = Life(
+        strategy="TorchDistributed",
+        replicaSpecs={"worker": {"replicas": pods}},
+        artifacts={"uri": "s3://bucket/jobs"},
+    )
+    return life, [f"mnist-worker-{index}" for index in range(pods)]
+
+
+def test_the_last_message_of_any_pod_tells_what_is_refused() -> None:
+    life, names = torch_life(3)
+    life.see(*map(running, names))
+    said = {"artifacts": {"notUploaded": REFUSED}}
+    status = life.see(*map(running, names[:2]), ended(names[2], 0, said), not_uploaded="")
+    found = condition(status, "ArtifactsIncomplete")
+    assert (found["status"], found["message"]) == ("True", f"files are not uploaded: {names[2]}: {REFUSED}")
+    status = life.see(*map(running, names[:2]), ended(names[2], 0, said), not_uploaded="'b.log': denied")
+    assert condition(status, "ArtifactsIncomplete")["message"] == (
+        f"files are not uploaded: 'b.log': denied; {names[2]}: {REFUSED}"
+    )
+
+
+def test_refused_files_of_many_pods_are_told_in_a_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[object] = []
+    monkeypatch.setattr(
+        report_merge, "read_termination", lambda end: parsed.append(end) or read_termination(end)
+    )
+    life, names = torch_life(40)
+    refusing = [ended(name, 0, {"artifacts": {"notUploaded": "denied"}}) for name in names[20:]]
+    others = [ended(name, 0, {"exitCode": 0}) for name in names[1:20]]
+    status = life.see(running(names[0]), *others, *refusing)
+    told = condition(status, "ArtifactsIncomplete")["message"]
+    assert told == (
+        "files are not uploaded: mnist-worker-20: denied; mnist-worker-21: denied; mnist-worker-22: denied; "
+        "and files of 17 more pods"
+    )
+    assert len(parsed) <= 3, "each event parses the messages of all pods"
 
 
 @of_both

@@ -20,6 +20,7 @@ from dtj_trainer.artifacts.look import is_below
 from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, check_paths, folder_name
 from dtj_trainer.artifacts.other_pods import OtherPods
 from dtj_trainer.artifacts.picture import NOTHING, Picture, Waits
+from dtj_trainer.artifacts.refused_files import RefusedFiles
 from dtj_trainer.artifacts.s3 import RefusedKey
 from dtj_trainer.artifacts.sent_files import Changed, SentFiles
 from dtj_trainer.artifacts.size_limit import SizeLimit
@@ -101,7 +102,7 @@ class CheckpointUploader:
         self._lock = threading.Lock()
         self.newest: contract.CheckpointRef | None = None
         """The newest snapshot with a manifest in the bucket, as far as this process has seen manifests."""
-        self.bytes_uploaded = 0
+        self.bytes_uploaded, self.refused = 0, RefusedFiles()
         self.held_up = ""  # What has held up the next snapshot for minutes.
 
     def start(self) -> None:
@@ -139,6 +140,7 @@ class CheckpointUploader:
 
     def _upload_due(self, *, ended: bool, died_ns: int | None) -> bool:
         over, pictures = ended or died_ns is not None, 0
+        self._sent.ended = over
         # What changes all the time has a new picture after each. A pass must end, to be told of the program's end.
         while pictures < MOST_PICTURES:
             # Prune first: the disk must not fill up while uploads are slow or the bucket does not answer.
@@ -235,8 +237,9 @@ class CheckpointUploader:
         except (Changed, OSError, ManifestError) as error:
             self._drop(due, error)
             return None
-        except RefusedKey:  # The next picture may have no file that is refused.
-            self._under_way = None
+        except RefusedKey as error:
+            self.refused.add(self._folder, str(error))
+            self._under_way = None  # The next picture may have no file that is refused.
             raise
         if manifest is None:
             self._under_way, self._waiting = None, due.picture if newest else self._waiting
@@ -247,10 +250,13 @@ class CheckpointUploader:
         if not due.alone:
             self._others.stored(manifest.files)
         if newest:
-            self._pictures.taken(due.picture)
+            self._pictures.taken(due.picture, self._sent.unsent)
             self._last = manifest
         self._drop()
-        self._done = {node for node in self._done if self._pictures.nodes.get(node.path) == node}
+        nodes = self._pictures.nodes
+        self._unreadable = {path: node for path, node in self._unreadable.items() if nodes.get(path) == node}
+        self.refused.only({self._folder / path for path in self._unreadable})
+        self._done = {node for node in self._done if nodes.get(node.path) == node}
         self._done.update(node for node in due.picture.nodes.values() if node.kind == "file")
         self._tell_newest(index.newest_first()[0])
         log.info(
@@ -278,7 +284,7 @@ class CheckpointUploader:
             path = os.path.relpath(str(error.filename), self._folder)
             if (node := due.picture.nodes.get(path)) is not None:
                 self._unreadable[path] = node
-                log.warning("%s is not saved: %s", error.filename, error.strerror)
+                self.refused.add(self._folder / path, error.strerror or repr(error))
 
     def _send(self, due: Due, folder: str) -> list[StoredFile]:
         """Send what the bucket does not have of a picture; return all. Raises Changed, OSError, S3Error."""
@@ -308,9 +314,8 @@ class CheckpointUploader:
             self._sent.copy_aside(calm)
         files = [*known.values(), *self._sent.send(calm, self._store.uri(folder))]
         for node in busy:
-            stored = self._sent.send_as_it_is(node, keys[node])
-            if stored is None and (before := last.get(node.path)):
-                stored = self._sent.get(before)
+            before = last.get(node.path)
+            stored = self._sent.send_as_it_is(node, keys[node], self._sent.get(before) if before else None)
             files += [stored] if stored else []
         there = {file.path for file in files}
         files += [file for later in present for file in later if file.path not in there]

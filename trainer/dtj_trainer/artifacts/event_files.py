@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.key_names import path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,7 +47,7 @@ class EventFiles:
         ]
         fetched = 0
         for item in fresh:
-            file = (self._folder / item.key.removeprefix(f"{contract.TENSORBOARD}/")).resolve()
+            file = (self._folder / path_of(item.key).removeprefix(f"{contract.TENSORBOARD}/")).resolve()
             self._fetched[item.key] = item.etag
             if item.key.endswith("/") or not file.is_relative_to(self._folder):
                 log.warning("%s is not the key of an event file and is ignored", item.key)

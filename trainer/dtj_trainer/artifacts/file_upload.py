@@ -85,10 +85,10 @@ class FileUploader:
         before the program was killed.
 
         Returns True when nothing is left to upload at this moment. A file that the store refuses for a lasting reason
-        is among `refused`, and does not prevent the upload of other files. Of an essential source, the refusal is an
-        error too. Another error ends the pass over that source, and the pass goes on with the other sources. The pass
-        raises the worst error at its end. A source that a later attempt has taken over is skipped
-        without an error, because the other sources still belong to this pod.
+        is among `refused`, and does not prevent the upload of other files. After the program's end, the refusal is an
+        error too if the source is essential. Another error ends the pass over that source, and the pass goes on with
+        the other sources. The pass raises the worst error at its end. A source that a later attempt has taken over is
+        skipped without an error, because the other sources still belong to this pod.
         """
         over = ended or died_ns is not None
         self.store.uploads.abort_changed()

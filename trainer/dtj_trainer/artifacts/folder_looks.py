@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts import zip_archives
-from dtj_trainer.artifacts.folder_watch import EventKind, FolderWatch
+from dtj_trainer.artifacts.folder_watch import FolderWatch
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, RECORD_FILE, Mark, read_mark
 from dtj_trainer.artifacts.look import LATEST_NS, Look, Node, is_inside
 from dtj_trainer.artifacts.open_files import held_open
@@ -37,10 +37,9 @@ _OF_NFS = ".nfs"
 class FolderLooks:
     """The looks at one folder. `start` before the first look."""
 
-    def __init__(self, folder: Path, program_runs: Callable[[], bool] = lambda: True) -> None:
-        """`program_runs`: whether the kernel has not begun to end the program, however late its end is reported."""
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._watch = FolderWatch(folder, program_runs)
+        self._watch = FolderWatch(folder)
         self._before: Mapping[str, Node] = {}
         self._archives: dict[str, bool] = {}
         self._open: frozenset[int] = frozenset()
@@ -99,11 +98,7 @@ class FolderLooks:
             at_ns,
             nodes,
             self._open,
-            frozenset(
-                name
-                for name in nodes
-                if "/" not in name and (event := self._watch.last(name)) and event.what is EventKind.RENAMED
-            ),
+            frozenset(name for name in nodes if "/" not in name and self._watch.was_renamed(name)),
             self._archives,
             {name: mark.step for name, mark in self.marks.items()},
         )

@@ -38,7 +38,7 @@ class FolderPictures:
         self._folder = folder
         self._settle_ns = int(settle_seconds * SECOND)
         self._program_runs = program_runs
-        self._looks = FolderLooks(folder, program_runs)
+        self._looks = FolderLooks(folder)
         self._pictures = Pictures(self._settle_ns)
         self._waits_since: int | None = None
         self._not_before = 0.0
@@ -131,6 +131,6 @@ class FolderPictures:
             rest = min(REST * seconds, LONGEST_REST_SECONDS)
             self._not_before = max(self._not_before, time.monotonic() + rest)
 
-    def taken(self, picture: Picture) -> None:
-        """Note that a picture is stored."""
-        self._pictures.taken(picture)
+    def taken(self, picture: Picture, unsent: Set[str] = frozenset()) -> None:
+        """Note that a picture is stored; see `Pictures.taken`."""
+        self._pictures.taken(picture, unsent)

@@ -1,4 +1,4 @@
-"""Records the last event of each entry of a folder, by inotify(7)."""
+"""Records which entries of a folder were renamed into it, by inotify(7)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import logging
 import os
 import struct
 import threading
-import time
-from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -24,42 +22,25 @@ _EVENT = struct.Struct("iIII")
 _READ_BYTES = 64 * 1024
 
 
-class EventKind(Enum):
-    """The last event of an entry."""
-
-    RENAMED = "it was renamed into the folder"
-    CLOSED = "its writer closed it while the program ran"
-    CLOSED_AT_END = "it was closed, perhaps by the kernel because its writer died"
-    WRITTEN = "it was made or written, and not closed since"
-
-
-class EntryEvent(NamedTuple):
-    """An event, and when this process received it: wall clock in nanoseconds, at or after the time of the event."""
-
-    what: EventKind
-    at_ns: int
-
-
 class FolderWatch:
     """Watches the direct entries of one folder. Entries of its subdirectories are not watched."""
 
-    def __init__(self, folder: Path, program_runs: Callable[[], bool]) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._program_runs = program_runs
-        self._seen: dict[str, EntryEvent] = {}
+        self._renamed: set[str] = set()
         self._watched: tuple[int, int] | None = None
         self.ended = False
         """Whether the folder was removed."""
         self._closed = False
 
     def start(self) -> None:
-        """Watch the existing folder in the background. Without inotify, `last` always returns None.
+        """Watch the existing folder in the background. Without inotify, `was_renamed` always returns False.
 
         Call it again for a folder that was removed and made anew: the watch has ended with the former folder.
         """
         if self._closed:
             return
-        self._seen, self.ended = {}, False
+        self._renamed, self.ended = set(), False
         self._watched = watched = _watch(self._folder)
         if watched is not None:
             descriptor, _ = watched
@@ -71,38 +52,26 @@ class FolderWatch:
         if self._watched is not None and not self.ended:
             ctypes.CDLL(None).inotify_rm_watch(*self._watched)  # `_read` gets IN_IGNORED.
 
-    def last(self, name: str) -> EntryEvent | None:
-        """Return the last event of the entry; None when no event was seen."""
-        return self._seen.get(name)
+    def was_renamed(self, name: str) -> bool:
+        """Return whether the last event of an entry was a rename into the folder."""
+        return name in self._renamed
 
     def _read(self, descriptor: int) -> None:
         while True:
-            events = list(_parse(os.read(descriptor, _READ_BYTES)))
-            now = time.time_ns()
-            # Ask after the events, and once: a program that runs now did not lose these files by its death.
-            closed = EventKind.CLOSED
-            if any(mask & _CLOSE_WRITE for mask, _ in events) and not self._program_runs():
-                closed = EventKind.CLOSED_AT_END
-            for mask, name in events:
+            for mask, name in _parse(os.read(descriptor, _READ_BYTES)):
                 if mask & _IGNORED:  # The folder was removed, or the watch is closed.
                     self.ended = not self._closed
                     os.close(descriptor)
                     return
-                self._note(mask, name, closed, now)
+                self._note(mask, name)
 
-    def _note(self, mask: int, name: str, closed: EventKind, now: int) -> None:
+    def _note(self, mask: int, name: str) -> None:
         if mask & _OVERFLOW:
-            self._seen.clear()
-        elif mask & (_DELETE | _MOVED_FROM):
-            self._seen.pop(name, None)
+            self._renamed.clear()
         elif mask & _MOVED_TO:
-            self._seen[name] = EntryEvent(EventKind.RENAMED, now)
-        elif mask & _IS_DIRECTORY:
-            return  # The files in a directory are closed without an event here.
-        elif mask & _CLOSE_WRITE:
-            self._seen[name] = EntryEvent(closed, now)
-        elif mask & (_CREATE | _MODIFY):
-            self._seen[name] = EntryEvent(EventKind.WRITTEN, now)
+            self._renamed.add(name)
+        elif mask & (_DELETE | _MOVED_FROM) or not mask & _IS_DIRECTORY:
+            self._renamed.discard(name)
 
 
 def _watch(folder: Path) -> tuple[int, int] | None:

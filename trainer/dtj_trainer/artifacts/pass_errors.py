@@ -32,7 +32,7 @@ class PassErrors:
 
     @contextmanager
     def of(self, source: Source, path: Path | None = None) -> Iterator[None]:
-        """Record an S3Error of this block, or that a file can't be read, or that its name can't be a key.
+        """Record an S3Error of this block, or that a file can't be read.
 
         path: the file; by default that of the source. A file that was removed is not an error.
         """
@@ -48,15 +48,13 @@ class PassErrors:
             self._errors.append(error)
         except FileNotFoundError as error:
             log.debug("a file of %s was not uploaded: %s", source.path, error)
-        except UnicodeError:
-            self._refuse(source, path, RefusedKey("its name is not UTF-8, as keys are"))
         except OSError as error:
             self._refuse(source, path, RefusedKey(error.strerror or repr(error)))
 
     def _refuse(self, source: Source, path: Path, error: RefusedKey) -> None:
         self._refused_now.add(path)
         self._refused.add(path, str(error))
-        if source.essential:
+        if source.essential and self._last:
             self._errors.append(RefusedKey(f"{str(path)!a} is not uploaded: {error}"))
 
     def refuses(self, path: Path) -> bool:
@@ -78,8 +76,8 @@ class PassErrors:
     def raise_worst(self) -> None:
         """Raise an error of this pass if there is one; an error that is not transient takes precedence.
 
-        A file of a source that is not essential, and can't be uploaded for a lasting reason, makes no error: it is
-        among the refused files.
+        A file that can't be uploaded for a lasting reason is among the refused files. It makes an error only if the
+        program has ended, and if the file's source is essential.
         """
         if self._errors:
             raise min(self._errors, key=lambda error: error.transient)

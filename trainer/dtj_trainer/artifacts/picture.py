@@ -111,9 +111,16 @@ class Pictures:
         for track in self._tracks.values():
             track.forget_times(now)
 
-    def taken(self, picture: Picture) -> None:
-        """Note that the picture is stored: the next one needs something newer. Looks may have come meanwhile."""
-        self.last, self._taken_ns, self._offered = picture.nodes, picture.at_ns, {}
+    def taken(self, picture: Picture, unsent: Set[str] = frozenset()) -> None:
+        """Note that the picture is stored: the next one needs something newer. Looks may have come meanwhile.
+
+        unsent: files that are stored with their content in the last picture, or not at all.
+        """
+        nodes = picture.nodes
+        if unsent:
+            nodes = {path: node for path, node in nodes.items() if path not in unsent}
+            nodes |= {path: self.last[path] for path in unsent if path in self.last}
+        self.last, self._taken_ns, self._offered = nodes, picture.at_ns, {}
         self._new_since = None
         self._removed = {path: at for path, at in self._removed.items() if path in self.last}
         # A busy file stays known as one.

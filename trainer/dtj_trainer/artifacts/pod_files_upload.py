@@ -27,6 +27,7 @@ from dtj_trainer.artifacts.pod_manifest import (
     of_the_next,
     pod_manifest_key,
 )
+from dtj_trainer.artifacts.refused_files import RefusedFiles
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.sent_files import Changed, SentFiles
 from dtj_trainer.artifacts.snapshot import keys_of
@@ -100,6 +101,7 @@ class PodFilesUploader:
         self._process = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()
         self.bytes_uploaded = 0
+        self.refused = RefusedFiles()
         self._not_own: set[Node] = set()
         """Files that all pods have restored, or that can't be sent."""
         self._given: set[str] = set()
@@ -270,7 +272,7 @@ class PodFilesUploader:
             nodes = {path: node for path, node in picture.nodes.items() if path not in later}
             picture = replace(picture, nodes=nodes)
         folder = folder_name(max(said.number, 0), self._claim)
-        self._answers += 1
+        self._answers, self._sent.ended = self._answers + 1, over
         place = answer_place(self._pod, self._process, self._answers)
         stored = self._send(own, picture.busy, f"{folder}/{place}")
         if stored is None or not self._holds_claim():
@@ -278,7 +280,10 @@ class PodFilesUploader:
         gone = tuple(sorted(self._given - picture.nodes.keys()))
         self._say(PodManifest(said.number, tuple(sorted(later)), files=stored, answer=place, gone=gone))
         self._sent.keep_only(own)
-        self._pictures.taken(picture)
+        if self.refused.text:
+            kept = (path for path, node in self._pictures.nodes.items() if node in self._not_own)
+            self.refused.only({self._folder / path for path in kept})
+        self._pictures.taken(picture, self._sent.unsent)
         self._noisy = dict.fromkeys((*picture.passed_over, *picture.busy), (None, 0.0))
         self._note_shared(own)
         self._new_since = self._new_since if later else None
@@ -303,15 +308,16 @@ class PodFilesUploader:
             ):
                 path = os.path.relpath(str(error.filename), self._folder)
                 self._not_own.update(node for node in own if node.path == path)
-                log.warning("%s is not saved: %s", error.filename, error.strerror)
+                self.refused.add(self._folder / path, error.strerror or repr(error))
             return None
         self._voids = 0
         self._sent.drop_copies()
         stored = [file for node in own if (file := self._sent.get(node))]
+        said = {file.path: file for file in self._said.files}
         stored += [
             file
             for node, key in keys.items()
-            if node.path in busy and (file := self._sent.send_as_it_is(node, key))
+            if node.path in busy and (file := self._sent.send_as_it_is(node, key, said.get(node.path)))
         ]
         if lacking:
             size = sum(node.size for node in lacking)

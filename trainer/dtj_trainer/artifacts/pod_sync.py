@@ -324,8 +324,11 @@ class PodSync:
             found["checkpoint"] = newest
         if self._checkpoints and self._checkpoints.held_up:
             found["heldUp"] = self._checkpoints.held_up
-        if self._files and self._files.refused.text:
-            found["notUploaded"] = self._files.refused.text
+        each = (self._files, self._checkpoints, self._pod_files)
+        if refused := "; ".join(
+            uploader.refused.text for uploader in each if uploader and uploader.refused.text
+        ):
+            found["notUploaded"] = refused
         if self._checkpoints and self._restored and not self._restored.manifest.of_save:
             # `checkpoints.save` leaves nothing incomplete. The content of a whole folder can be of no use.
             found["restored"] = {"attempt": self._settings.attempt, "uri": self._restored.uri}

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Set
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -18,6 +18,8 @@ RETRY_SECONDS = 60.0
 MOST_FILES = 1000
 """The program may make any number of files: only so many are told and remembered."""
 _MOST_NAMED, _MOST_CHARACTERS = 3, 300
+_END_OF_NAME = 60
+"""Characters of a long file name that are told, so that the reason has room."""
 
 
 class RefusedFiles:
@@ -46,6 +48,11 @@ class RefusedFiles:
             log.info("%s is uploaded now", ascii(os.fspath(path)))
             self._describe()
 
+    def only(self, paths: Set[Path]) -> None:
+        """Note that all other files were uploaded, or do not exist any more."""
+        for path in self._files.keys() - paths:
+            self.accepted(path)
+
     def waits(self, path: Path) -> bool:
         """Return whether a refused file is not to be tried yet."""
         if (refused := self._files.get(path)) is None:
@@ -54,6 +61,10 @@ class RefusedFiles:
 
     def _describe(self) -> None:
         first = islice(self._files.items(), _MOST_NAMED)
-        named = "; ".join(f"{path.name!a}: {why}"[:_MOST_CHARACTERS] for path, (_, why) in first)
+        named = "; ".join(f"{_short(path.name)!a}: {why}"[:_MOST_CHARACTERS] for path, (_, why) in first)
         more = len(self._files) - _MOST_NAMED
         self.text = named + (f"; and {more} more" if more > 0 else "")
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _END_OF_NAME else f"...{name[-_END_OF_NAME:]}"

@@ -42,7 +42,9 @@ _DENIED_CODES = {"AccessDenied", "403", "Forbidden", "AllAccessDisabled", "Accou
 _MISSING_KEY_CODES = {"NoSuchKey", "404", "NotFound"}
 _CHANGED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
 TRANSIENT_CODES = {
+    "BadDigest",
     "IDPCommunicationError",
+    "IncompleteBody",
     "InternalError",
     "OperationAborted",
     "RequestTimeout",
@@ -52,6 +54,7 @@ TRANSIENT_CODES = {
     "Throttling",
     "ThrottlingException",
     "TooManyRequests",
+    "XAmzContentChecksumMismatch",
 }
 
 

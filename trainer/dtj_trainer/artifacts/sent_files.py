@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -12,8 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from dtj_trainer.artifacts.file_version import FileVersion
 from dtj_trainer.artifacts.look import Node
 from dtj_trainer.artifacts.manifest import StoredFile, sha256_of
+from dtj_trainer.artifacts.open_files import held_open
 from dtj_trainer.artifacts.small_files import SMALL_BYTES, upload_at_once
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ log = logging.getLogger(__name__)
 TICK_NS = 20 * 10**6
 """The change times of a kernel may have ticks. A write within one tick after another does not show."""
 _ASIDE = ".dtj-sending.part"
+_COPIES, _COPY_PAUSE_SECONDS = 5, 0.05
+"""A file that changes all the time is copied at most so often, until no process was writing it meanwhile."""
 
 
 class _Content(NamedTuple):
@@ -64,6 +69,10 @@ class SentFiles:
         self._copies: dict[Node, Path] = {}
         self._too_large: set[str] = set()
         """Busy files that the disk has no room to copy."""
+        self.unsent: set[str] = set()
+        """Busy files of the present picture that have the content of the last snapshot."""
+        self.ended = False
+        """Whether the program has ended: then a busy file is stored as it is."""
         shutil.rmtree(local.parent / _ASIDE, ignore_errors=True)  # Of a process that was killed.
 
     def get(self, node: Node) -> StoredFile | None:
@@ -117,7 +126,8 @@ class SentFiles:
                 self._copies[node] = copy
 
     def drop_copies(self) -> None:
-        """Remove the copies."""
+        """Remove the copies, because another picture begins."""
+        self.unsent = set()
         if self._copies:
             shutil.rmtree(self._local.parent / _ASIDE, ignore_errors=True)
             self._copies = {}
@@ -133,8 +143,12 @@ class SentFiles:
             upload_at_once(small, self._store.uploads.pace, uri)
         return [self.get(node) or self._send(node, key) for node, key in keys.items()]
 
-    def send_as_it_is(self, node: Node, key: str) -> StoredFile | None:
-        """Send a file that changes all the time, with the content that a copy finds; None if there is no copy."""
+    def send_as_it_is(self, node: Node, key: str, last: StoredFile | None) -> StoredFile | None:
+        """Send a file that changes all the time, with the content that a copy finds.
+
+        last: the file in the last snapshot. Return it if each copy may be half-written, and add the path to `unsent`.
+        Return None if there is neither a copy nor such a file.
+        """
         copy = self._local.parent / f"{_ASIDE}-{node.inode}"
         try:
             if shutil.disk_usage(self._local).free < 2 * node.size:
@@ -144,17 +158,34 @@ class SentFiles:
                         "%s is not saved: it changes all the time, and the disk has no room for a copy",
                         self._local / node.path,
                     )
-                return None
+                return last
             self._too_large.discard(node.path)
-            shutil.copyfile(self._local / node.path, copy)
+            if not self._copied_whole(self._local / node.path, copy, last) and not self.ended:
+                self.unsent.add(node.path)
+                return last
             size = copy.stat().st_size
             sha256 = self._store.put_with_sha256(key, copy, self._on_bytes)
         except OSError as error:
             log.debug("%s is not sent: %s", node.path, error)
-            return None
+            return last
         finally:
             copy.unlink(missing_ok=True)
-        return StoredFile(node.path, key, size, sha256, node.mtime_ns)
+        # Later snapshots name the stored content while a process has the file open.
+        return self.add(node, StoredFile(node.path, key, size, sha256, node.mtime_ns))
+
+    def _copied_whole(self, path: Path, copy: Path, last: StoredFile | None) -> bool:
+        """Copy a file; return whether the copy is whole: no process was writing the file, or only appends to it."""
+        for number in range(_COPIES):
+            if number:
+                time.sleep(_COPY_PAUSE_SECONDS)
+            version = FileVersion.of(path)
+            shutil.copyfile(path, copy)
+            if last and last.size and _begin(copy, last.size) == last.sha256:
+                return True
+            is_open = version.inode in held_open(path.stat().st_dev)
+            if not is_open and (version.is_current or not (last and last.size)):
+                return True
+        return False
 
     def _send(self, node: Node, key: str) -> StoredFile:
         if (copy := self._copies.get(node)) is not None:
@@ -189,6 +220,16 @@ class SentFiles:
             raise Changed(node.path) from error
         if _Content(status.st_size, status.st_ctime_ns, status.st_ino) != _content(node):
             raise Changed(node.path)
+
+
+def _begin(path: Path, size: int) -> str:
+    """Return the SHA-256 of the first bytes of a file; empty if it has fewer."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while size and (block := file.read(min(size, 2**20))):
+            digest.update(block)
+            size -= len(block)
+    return "" if size else digest.hexdigest()
 
 
 def _content(node: Node) -> _Content:

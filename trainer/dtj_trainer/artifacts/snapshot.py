@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import candidate_of
+from dtj_trainer.artifacts.key_names import key_of
 from dtj_trainer.artifacts.look import topmost_new
 from dtj_trainer.artifacts.manifest import DAMAGED_FILE, PARTS, PODS, StoredFolder, StoredLink
 from dtj_trainer.artifacts.retention import Candidate, kept
@@ -143,11 +145,8 @@ def _safe(path: str) -> str:
     """Return a path as a key: some names have a meaning here, and some are too much for stores or shells."""
     first = path.partition("/")[0]
     reserved = path in {contract.MANIFEST_FILE, DAMAGED_FILE} or first in {PODS, PARTS, _NAMED}
-    odd = any(part in {"", ".", ".."} for part in path.split("/")) or any(
-        ord(character) < 32 or ord(character) == 127 or 0xD800 <= ord(character) < 0xE000
-        for character in path
-    )
-    content = path.encode(errors="surrogateescape")
-    if reserved or odd or len(content) > _MOST_KEY_BYTES:
-        return f"{_NAMED}/{hashlib.sha256(content).hexdigest()}"
-    return path
+    odd = any(part in {"", ".", ".."} for part in path.split("/"))
+    key = key_of(path)
+    if reserved or odd or len(key.encode()) > _MOST_KEY_BYTES:
+        return f"{_NAMED}/{hashlib.sha256(os.fsencode(path)).hexdigest()}"
+    return key

@@ -12,7 +12,7 @@ from dtj_trainer.artifacts.background_priority import run_in_background
 from dtj_trainer.artifacts.backoff import Backoff
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.multipart import HandedOver
-from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.s3 import RefusedKey, S3Error
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +21,9 @@ FINISHING_DELAY_SECONDS = 2.0
 """The longest delay between two attempts while a caller waits for the end."""
 LASTING_SECONDS = 15.0
 """A caller that waits gets an error that is not transient (no such bucket) only after it persisted for this long."""
+REFUSALS = 2
+"""A caller that waits gets the refusal of one key after so many passes with a refusal: a store that starts may refuse
+one request by mistake."""
 REPEATS = 3
 """Each pass tries everything there is. While a caller waits for the end, so many passes may send something and leave
 something. What later passes send belongs to files that change all the time, and is no progress."""
@@ -77,6 +80,8 @@ class SyncLoop:
         self._died_ns: int | None = None
         self._error: S3Error | None = None
         self._failing_since = 0.0
+        self._refusals = 0
+        """The passes since the last `ask` that ended with a refused key."""
         self.failures = 0
         self._sent = sent
         self._repeats = 0
@@ -118,7 +123,7 @@ class SyncLoop:
         """
         with self._changed:
             self._asked += 1
-            self._repeats = 0
+            self._repeats = self._refusals = 0
             self._ended = ended
             self._hand_over()
             self._changed.notify_all()
@@ -171,6 +176,8 @@ class SyncLoop:
 
     def _lasting(self, error: S3Error, asked: int) -> bool:
         """Return whether an error is final: a pass that began after the `ask` has tried all other files too."""
+        if isinstance(error, RefusedKey):
+            return self._refusals >= REFUSALS
         tried = self._failed_after >= asked
         return tried and not error.transient and self._failing_for() >= LASTING_SECONDS
 
@@ -220,6 +227,8 @@ class SyncLoop:
         delay = backoff.next_delay()
         with self._changed:
             self._failed_after = asked
+            if asked == self._asked and isinstance(error, RefusedKey):
+                self._refusals += 1
             if self._error is None:
                 log.warning("%s failed and is tried again: %s", self._what, error)
                 self._failing_since = time.monotonic()
@@ -234,4 +243,4 @@ class SyncLoop:
             if self._error is not None:
                 log.info("%s works again after %.0f s", self._what, self._failing_for())
             self._error = None
-            self._failing_since = 0.0
+            self._failing_since, self._refusals = 0.0, 0

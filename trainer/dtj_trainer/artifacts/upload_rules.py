@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dtj_trainer.artifacts.key_names import key_of
 from dtj_trainer.artifacts.segments import FIRST, Cut, whole_lines, whole_records
 from dtj_trainer.artifacts.store import ABSENT
 
@@ -126,4 +127,4 @@ class Source:
         start = len(str(self.path)) + 1
         for path in names.files(self.path):
             if self.takes(path.name):
-                yield path, f"{self.key}/{str(path)[start:]}"
+                yield path, f"{self.key}/{key_of(str(path)[start:])}"

@@ -57,6 +57,25 @@ def end_descendants(kept: Iterable[Path]) -> list[Path]:
     return []
 
 
+def stop_writers(group: int, kept: Iterable[Path]) -> list[Path]:
+    """Stop the processes of a process group, which is about to be killed.
+
+    Return the files below the folders `kept` that one of them has open for writing: they may be incomplete.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGSTOP)
+    files = _files_by_place(kept)
+    members = [pid for pid in with_descendants(os.getpid())[1:] if _group_of(pid) == group]
+    return [path for pid in members for path in _torn_by(pid, files)]
+
+
+def _torn_by(pid: int, files: Mapping[int, Mapping[int, Path]]) -> list[Path]:
+    torn = _written_by(pid, files)
+    for path in torn:
+        log.warning("process %d was writing %s", pid, path)
+    return torn
+
+
 def _kill(left: list[int], kept: Iterable[Path]) -> list[Path]:
     deadline, told = time.monotonic() + KILL_SECONDS, set[int]()
     torn: list[Path] = []
@@ -67,9 +86,7 @@ def _kill(left: list[int], kept: Iterable[Path]) -> list[Path]:
         files = _files_by_place(kept) if new else {}
         for pid in new:
             log.warning("process %d outlived the program and is killed: %s", pid, described(pid))
-            for path in _written_by(pid, files):
-                torn.append(path)
-                log.warning("process %d was writing %s", pid, path)
+            torn += _torn_by(pid, files)
         told |= new
         for pid in left:
             _send(pid, signal.SIGKILL)

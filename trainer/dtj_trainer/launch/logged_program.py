@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dtj_trainer.launch.output import LastLines, LogFile, writer_to
@@ -20,6 +20,7 @@ class LoggedProgram(Program):
     """One run of the user's command. `prefix` precedes each line on stdout.
 
     `rotated_logs`: the number of rotated files of the log to keep. `variables`: added to this process's environment.
+    `kept`: see `Program`.
     """
 
     def __init__(
@@ -30,18 +31,19 @@ class LoggedProgram(Program):
         rotated_logs: int,
         prefix: str = "",
         variables: Mapping[str, str] | None = None,
+        kept: Iterable[Path] = (),
     ) -> None:
-        kept = LogFile(log, kept=rotated_logs)
+        log_file = LogFile(log, kept=rotated_logs)
         pass_on = writer_to(sys.stdout.fileno(), prefix.encode())
         self.last_lines = LastLines(REMEMBERED_LINES)
         self._killing: list[threading.Timer] = []
 
         def on_lines(lines: bytes) -> None:
-            kept.write(lines)
+            log_file.write(lines)
             pass_on(lines)
             self.last_lines.add(lines)
 
-        super().__init__(command, {**os.environ, **(variables or {})}, on_lines)
+        super().__init__(command, {**os.environ, **(variables or {})}, on_lines, kept=kept)
 
     def stop_soon(self, number: int, kill_after: float | None = None) -> None:
         """Ask the program by a signal to stop; kill it after `kill_after` seconds."""

@@ -26,6 +26,8 @@ _OWN_CHECKS: Set[str] = {
 """Classes that are certain causes, even if other hosts were lost too."""
 
 _LEFT_AFTER_SIGTERM = 128 + signal.SIGTERM
+_MOST_HOSTS = 3
+"""Refused files of so many pods are named."""
 
 
 def decide(
@@ -44,6 +46,8 @@ def decide(
     if end.succeeded and (not end.stopped or (exits and not stopped)):
         first = next((each for each in exits if each.get("rank") == 0), RankExit())
         kept = {name: first[name] for name in ("progress", "artifacts", "phases") if name in first}
+        if refused := _not_uploaded(first, exits):
+            kept["artifacts"] = {**first.get("artifacts", {}), "notUploaded": refused}
         return cast(contract.Termination, {"exitCode": 0, **kept})
     causes = [each for each in exits if "class" in each and not each.get("stopped")]
     if stopped and all(each["exitCode"] == _LEFT_AFTER_SIGTERM for each in causes):
@@ -67,6 +71,20 @@ def decide(
     if causes:
         return _without_stopped(causes[0])
     return _without_ranks(end, exits, mpirun_lines)
+
+
+def _not_uploaded(first: RankExit, exits: Sequence[RankExit]) -> str:
+    """Return the files that pods did not upload, by the reports of their ranks. `first`: the report of rank 0."""
+
+    def refused(report: RankExit) -> str:
+        return report.get("artifacts", {}).get("notUploaded", "")
+
+    of_hosts = {each.get("host", ""): refused(each) for each in exits if refused(each)}
+    of_hosts.pop(first.get("host", ""), None)
+    named = [f"{host}: {text}" for host, text in sorted(of_hosts.items())]
+    if len(named) > _MOST_HOSTS:
+        named[_MOST_HOSTS:] = [f"and files of {len(named) - _MOST_HOSTS} more pods"]
+    return "; ".join(filter(None, [refused(first), *named]))
 
 
 def _is_host(in_hostfile: str, reported: str) -> bool:

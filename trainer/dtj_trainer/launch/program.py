@@ -9,10 +9,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from dtj_trainer import contract
+from dtj_trainer.launch.descendants import stop_writers
 from dtj_trainer.launch.oom import oom_kills
 from dtj_trainer.launch.output import lines_of
 from dtj_trainer.parent_death import die_with_parent
@@ -43,6 +45,8 @@ class ProgramEnd:
     """The signal that asked the program to stop."""
     rest_ended: bool = False
     """Whether other processes of the program outlived the first one, which died of that signal, and then ended."""
+    torn: tuple[Path, ...] = field(default=(), compare=False)
+    """Files that other processes of the program were writing when they were killed after its end."""
     at: float = field(default_factory=time.monotonic, compare=False)
     """When the first process ended, by the monotonic clock."""
 
@@ -85,8 +89,12 @@ class Program:
         on_lines: Callable[[bytes], None],
         *,
         stop_whole_group: bool = True,
+        kept: Iterable[Path] = (),
     ) -> None:
-        """`stop_whole_group`: `stop` signals all processes of the program, not only the first one."""
+        """`stop_whole_group`: `stop` signals all processes of the program, not only the first one. `kept`: folders
+        whose files are of use only when they are complete.
+        """
+        self._kept = tuple(kept)
         self._command = list(command)
         self._environment = {"PYTHONUNBUFFERED": "1", **environment}
         self._on_lines = on_lines
@@ -171,6 +179,8 @@ class Program:
         if end.killed:
             on_killed(time.time_ns())
         reader.join(0.2)
+        if self._kept and self._group_runs():
+            end = replace(end, torn=tuple(stop_writers(process.pid, self._kept)))
         self._signal_group(signal.SIGKILL)
         reader.join(OUTPUT_END_SECONDS)
         return end

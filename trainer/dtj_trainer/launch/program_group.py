@@ -122,6 +122,7 @@ class ProgramGroup:
                 continue
             latest = Ended(member, end, self._describe(member, end))
             ended.append(latest)
+            pod.note_torn(end.torn)
             if (patience := latest.patience) is not None:
                 end_others_at = min(end_others_at, time.monotonic() + patience)
             if len(ended) < self._expected and not cut_off(end, latest.report):

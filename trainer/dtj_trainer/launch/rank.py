@@ -50,6 +50,7 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
         rotated_logs=settings.rotated_logs,
         prefix=f"[rank {rank}] ",
         variables=tracker_variables(settings, os.environ),
+        kept=settings.kept_whole,
     )
     program.stop_by_signals()
     launcher_stops = threading.Event()
@@ -63,7 +64,7 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     if end is None:
         supervisor.attach(Attached(rank, os.getpid(), program.pid or 0))
         end = program.wait(supervisor.died)
-    torn = end_descendants(settings.kept_whole)
+    torn = [*end.torn, *end_descendants(settings.kept_whole)]
     exit_report = rank_exit(settings, end, program.last_lines.lines())
     if program.pid is not None:
         supervisor.ended(cut_off=cut_off(end, exit_report), torn=torn)
@@ -96,6 +97,8 @@ def _finished(settings: Settings, supervisor: ControlClient, exit_report: RankEx
         return unavailable(settings, answer.fault, answer.cause)
     if exit_report["rank"] == 0:
         exit_report.update(answer.report)  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
+    elif refused := answer.report.get("artifacts", {}).get("notUploaded"):
+        exit_report["artifacts"] = {"notUploaded": refused}
     return exit_report
 
 

@@ -240,9 +240,12 @@ class Replica:
         return stop_sync_seconds(longest, pod.grace) if stopped else None
 
     def _report_failure(self, pod: Pod, exit_report: RankExit, first: Ended) -> None:
-        """Write the termination message of a failure, with the checkpoint from which the program did not go on."""
+        """Write the termination message of a failure.
+
+        The message has the checkpoint from which the program did not go on, and the files that are not uploaded.
+        """
         artifacts = pod.report().get("artifacts", {})
-        if "restored" in artifacts:
+        if "restored" in artifacts or "notUploaded" in artifacts:
             exit_report["artifacts"] = artifacts
         self._report_exit(exit_report, first)
 
@@ -264,7 +267,11 @@ def run_replica(settings: Settings, command: Sequence[str]) -> int:
         variables["TORCHELASTIC_ERROR_FILE"] = str(torch_error_file(settings))
     log_name = f"{settings.pod.name}.log"
     program = LoggedProgram(
-        command, settings.logs / log_name, rotated_logs=settings.rotated_logs, variables=variables
+        command,
+        settings.logs / log_name,
+        rotated_logs=settings.rotated_logs,
+        variables=variables,
+        kept=settings.kept_whole,
     )
     return Replica(settings, [Member(settings.pod.name, settings, program)], [log_name]).run()
 

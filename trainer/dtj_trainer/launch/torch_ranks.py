@@ -53,6 +53,7 @@ def rank_members(settings: Settings, command: Sequence[str]) -> list[Member]:
             rotated_logs=settings.rotated_logs,
             prefix=f"[rank {rank}] " if several else "",
             variables=variables,
+            kept=settings.kept_whole,
         )
         members.append(Member(str(rank), replace(settings, rank=rank), program))
     return members

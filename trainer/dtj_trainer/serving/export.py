@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.key_names import path_of
 from dtj_trainer.artifacts.store import Store, usable_name
 from dtj_trainer.contract import MANIFEST_FILE as MANIFEST
 from dtj_trainer.contract import MODEL_DESCRIPTION_FILE as DESCRIPTION
@@ -95,18 +96,18 @@ def _fetch(store: Store, folder: Path) -> None:
     found = False
     for item in store.objects():
         # ONNX and manifest are of an earlier export.
-        if not is_model_file(item.key) or item.key in (ONNX, MANIFEST):
+        if not is_model_file(path := path_of(item.key)) or path in (ONNX, MANIFEST):
             continue
-        (folder / item.key).parent.mkdir(parents=True, exist_ok=True)
-        store.get_file(item.key, folder / item.key)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        store.get_file(item.key, folder / path)
         found = True
     if not found:
         raise ModelMissing(f"{store.location.uri} has no files: does the job have a model already?")
 
 
-def is_model_file(key: str) -> bool:
-    """Return whether a key below a model's prefix is the path of a file: one inside the folder, not temporary."""
-    return all(part and usable_name(part) for part in key.split("/"))
+def is_model_file(path: str) -> bool:
+    """Return whether a path below a model's prefix is that of a file: one inside the folder, not temporary."""
+    return all(part and usable_name(part) for part in path.split("/"))
 
 
 def _known(folder: Path) -> dict[str, Any]:
