@@ -13,7 +13,7 @@ from dtj.status.evaluator import measured
 from dtj.status.fruitless import has_new_checkpoint
 from dtj.status.observed import Expected, Observed
 from dtj.status.pods import PodView
-from dtj.status.progress_report import not_uploaded
+from dtj.status.progress_report import artifacts_incomplete
 from dtj.status.termination import read_termination, reported
 
 
@@ -53,8 +53,8 @@ def merge_reports(draft: Draft, expected: Expected, observed: Observed, named: M
     last_reports = [reported(message) for message in messages]
     progress, artifacts = old.progress, old.artifacts
     _tell(draft, observed.checkpoint_held_up, _CHECKPOINT_DELAYED)
-    for refused in (observed.not_uploaded, *map(not_uploaded, messages)):
-        _tell(draft, refused and f"files are not uploaded: {refused}", _ARTIFACTS_INCOMPLETE)
+    for incomplete in (observed.artifacts_incomplete, *map(artifacts_incomplete, messages)):
+        _tell(draft, incomplete, _ARTIFACTS_INCOMPLETE)
     for new_progress, new_artifacts in [(observed.progress, observed.artifacts), *last_reports]:
         progress = _progress(expected, progress, new_progress, evaluation)
         artifacts = _artifacts(expected, artifacts, new_artifacts)

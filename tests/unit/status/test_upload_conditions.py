@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 import pytest
@@ -34,8 +35,8 @@ INCOMPLETE = Reported(
     "ArtifactsIncomplete",
     "FilesRefused",
     "notUploaded",
-    "not_uploaded",
-    REFUSED,
+    "artifacts_incomplete",
+    f"files are not uploaded: {REFUSED}",
     f"files are not uploaded: {REFUSED}",
 )
 of_both = pytest.mark.parametrize("each", [DELAYED, INCOMPLETE], ids=lambda each: each.kind)
@@ -93,4 +94,15 @@ def test_the_last_message_of_a_job_that_succeeds_tells_what_is_refused(life: Lif
 def test_a_report_is_read_with_care(each: Reported, artifacts: str, taken: str | None) -> None:
     report, _ = read_report(f'{{"artifacts": {artifacts.replace("%s", each.field)}}}')
     assert report is not None
-    assert getattr(report, each.observed) == taken
+    told = taken if each is DELAYED else taken and f"files are not uploaded: {taken}"
+    assert getattr(report, each.observed) == told
+
+
+def test_files_that_are_not_restored_are_told_beside_those_that_are_not_uploaded() -> None:
+    report, _ = read_report(
+        json.dumps({"artifacts": {"notUploaded": REFUSED, "notRestored": "no room: 'a'"}})
+    )
+    assert report is not None
+    assert report.artifacts_incomplete == (
+        f"files are not uploaded: {REFUSED}; files are not restored: no room: 'a'"
+    )
