@@ -94,7 +94,9 @@ class MemoryStore(Store):
         return self.get_with_etag(key)[1]
 
     def get_file(self, key: str, path: Path) -> None:
-        path.write_bytes(self.get_with_etag(key)[0])
+        with ArrivingFile(path) as arriving:
+            arriving.append(self.get_with_etag(key)[0])
+            arriving.put()
 
     def get_with_sha256(self, key: str, path: Path, *, small: bool = False) -> str:
         self.get_file(key, path)

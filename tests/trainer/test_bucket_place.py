@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -62,6 +63,33 @@ def test_the_status_has_what_the_bucket_shows(uri: str) -> None:
     text = " ".join(call("status", f"{uri}/").stdout.split())
     assert "read from the bucket: no end recorded; last sign 2026-11-25T10:00:00Z" in text
     assert "Running" not in text
+
+
+def test_a_job_that_has_gone_back_shows_that_checkpoint_until_it_has_a_newer_one(
+    uri: str, job_store: Store
+) -> None:
+    def shown() -> str:
+        return json.loads(call("status", uri, "-o", "json").stdout)["status"]["artifacts"]["checkpoint"][
+            "uri"
+        ]
+
+    def claims(number: int, restores: str | None) -> None:
+        claim = {"attempt": number, "number": number, "writer": "w", "time": "2026-11-25T11:00:00Z"}
+        job_store.put_bytes("attempt.json", json.dumps(claim | {"restores": restores}).encode())
+
+    def stored(number: int, claim: int) -> None:
+        manifest = replace(CHECKPOINT, number=number, claim=claim, attempt=claim)
+        job_store.put_bytes(f"checkpoints/{manifest.folder}/manifest.json", manifest.to_json())
+
+    stored(20, 2)
+    claims(3, f"{uri}/checkpoints/20-2")
+    assert shown() == f"{uri}/checkpoints/20-2"
+    for nothing in (None, "", "s3://other/job/checkpoints/20-2", f"{uri}/checkpoints/10-2"):
+        claims(3, nothing)
+        assert shown() == f"{uri}/checkpoints/40-2"
+    claims(3, f"{uri}/checkpoints/20-2")
+    stored(25, 3)
+    assert shown() == f"{uri}/checkpoints/25-3"
 
 
 def test_the_logs_of_each_attempt_are_printed(uri: str) -> None:

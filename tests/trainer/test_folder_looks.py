@@ -22,6 +22,21 @@ def looks(tmp_path: Path) -> FolderLooks:
     return made
 
 
+def test_an_absolute_link_through_another_name_of_the_folder_stays_inside(tmp_path: Path) -> None:
+    real, named = tmp_path / "volume/run-7", tmp_path / "output"
+    (real / "step-5").mkdir(parents=True)
+    named.symlink_to(real)
+    (named / "latest").symlink_to(f"{named}/step-5")
+    (named / "step-5/again").symlink_to(f"{named}/latest")
+    (named / "out").symlink_to(f"{tmp_path}/volume")
+    (named / "around").symlink_to(f"{named}/../run-8")
+    nodes = FolderLooks(real).look().nodes
+    assert {path: node.target for path, node in nodes.items() if node.kind == "link"} == {
+        "latest": "step-5",
+        "step-5/again": "../latest",
+    }
+
+
 def test_a_look_has_files_folders_and_links_that_stay_inside(
     tmp_path: Path, looks: FolderLooks, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -579,3 +579,24 @@ def test_a_log_of_a_pod_holds_nothing_up(job: Job) -> None:
     assert job.last()["model.pt"] == "model.pt of 0"
     job.settle(300)
     assert job.last() == {"model.pt": "model.pt of 0", "rank-1.log": "line\n" * 30}
+
+
+def test_the_first_checkpoint_after_a_restore_waits_for_no_file_that_another_pod_writes(
+    job: Job, tmp_path: Path, bucket: Bucket, clock: Clock
+) -> None:
+    """The restored folder has `.metadata` in every pod, and each pod's new folder has its shard alone."""
+    for step in (1, 2):
+        dcp(job, step)
+        job.settle(60)
+    again = Job(tmp_path, bucket, clock, attempt=2)
+    dcp(again, 3)
+    again.write(2, "step-3/extra.pt")
+    again.passes(1, 2)
+    again.settle(30)
+    assert again.last() == shards_of(1, 2, 3) | {"step-3/extra.pt": "step-3/extra.pt of 2"}
+    once_more = Job(tmp_path, bucket, clock, attempt=3)
+    dcp(once_more, 4)
+    once_more.write(2, "step-4/extra.pt")
+    once_more.passes(1, 2)
+    once_more.settle(30)
+    assert once_more.last().keys() >= {*shards_of(3, 4), "step-4/extra.pt"}

@@ -184,6 +184,7 @@ class Chosen(Pods):
             self.settings(name, "primary"),
             **{"resume": self.uri, "resume_since": 2, "shards": False} | changes,
         )
+        self.fence.hold()
         return restore_checkpoint(self.job, settings, Near(), self.fence, 600)
 
 
@@ -201,6 +202,24 @@ def test_the_chosen_snapshot_is_restored_until_its_attempt_or_a_later_one_has_on
     assert (pods.restored(resume_skip=("25",)) or restored).uri == Chosen.uri
     put_checkpoint(pods.job, tmp_path / "source", 30, attempt=3)
     assert (pods.restored() or restored).manifest.number == 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, Chosen.uri),
+        ({"resume": "Auto", "resume_since": 0, "resume_skip": ("20",)}, Chosen.uri),
+        ({"resume": "Auto", "resume_since": 0}, None),
+    ],
+)
+def test_the_claim_of_a_pod_alone_names_a_snapshot_that_is_not_the_newest(
+    tmp_path: Path, changes: dict[str, object], named: str | None
+) -> None:
+    pods = Chosen(tmp_path)
+    pods.restored(**changes)
+    claim, _ = read_claim(pods.job, contract.CLAIM_FILE)
+    assert claim is not None
+    assert claim.restores == named
 
 
 def test_damaged_snapshots_after_the_chosen_one_lead_back_to_it(tmp_path: Path) -> None:

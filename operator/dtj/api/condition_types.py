@@ -30,7 +30,8 @@ class ConditionType(StrEnum):
     STALLED = "Stalled"
     """All pods run, and the step does not change. Unknown: the pod that reports the step does not answer."""
     ARTIFACTS_INCOMPLETE = "ArtifactsIncomplete"
-    """Files of pods can't be read, or the bucket refuses them. The message names the files."""
+    """Files of pods can't be read, the bucket refuses them, or a volume had no room for them at the restore. The
+    message names the files."""
     RECORDED = "Recorded"
     """`end.json` in the bucket says how the job ended, or that it is suspended. A job without artifacts has none."""
 

@@ -143,7 +143,7 @@ class Reason(StrEnum):
 
     # --- ArtifactsIncomplete ---
     FILES_REFUSED = "FilesRefused"
-    """Files are not uploaded, for the reasons in the message."""
+    """Files are not uploaded, or not restored, for the reasons in the message."""
     FILES_UPLOADED = "FilesUploaded"
     """No file is refused any more."""
 

@@ -145,8 +145,7 @@ class BucketPlace:
     def _status(self) -> dict[str, Any]:
         """Return the fields of the status that the bucket shows without a record of the end."""
         artifacts: dict[str, Any] = {"uri": self._artifacts.uri}
-        if checkpoints := self._artifacts.checkpoints():
-            newest = max(checkpoints, key=lambda checkpoint: checkpoint.time)
+        if newest := self._artifacts.current_checkpoint():
             artifacts["checkpoint"] = {
                 "step": newest.step,
                 "time": newest.time.isoformat().replace("+00:00", "Z"),

@@ -170,6 +170,21 @@ class Artifacts:
         """List the complete checkpoints, the oldest first."""
         return [self._stored(manifest) for manifest in reversed(self._manifests())]
 
+    def current_checkpoint(self) -> StoredCheckpoint | None:
+        """Return the checkpoint that the job goes on from: the newest one, or an older one that it has gone back to.
+
+        The claim of the last attempt names the latter until that attempt has a checkpoint of its own.
+        """
+        from dtj_trainer.artifacts.fence import read_claim
+
+        with explained():
+            claim, _ = read_claim(self.store, contract.CLAIM_FILE)
+        manifests = self._manifests()
+        if claim and not any(manifest.claim >= claim.number for manifest in manifests):
+            restored = (each for each in manifests if self._checkpoints.uri(each.folder) == claim.restores)
+            manifests = [*restored, *manifests]
+        return self._stored(manifests[0]) if manifests else None
+
     def checkpoint(self, number: int) -> StoredCheckpoint:
         """Return the checkpoint of a number; of several attempts, the newest one. Raises NotFound."""
         return self._stored(self._manifest(number))

@@ -60,7 +60,9 @@ async def resume(
             )
         artifacts = await artifacts_of(api, job, endpoint)
         uri = (await asyncio.to_thread(artifacts.checkpoint, checkpoint)).uri
-        if job.spec.artifacts and job.spec.artifacts.resume_uri == uri:
+        known = job.status.resumed_from
+        before = known.uri if known else job.spec.artifacts and job.spec.artifacts.resume_uri
+        if before == uri:
             uri += "/"  # The operator goes back once for each value of the field.
         artifacts_spec = {"resume": Resume.FROM_URI, "resumeUri": uri}
         return await change(api, job, {"artifacts": artifacts_spec, "runPolicy": {"suspend": False}})

@@ -122,7 +122,7 @@ class Observer:
             artifacts=report.artifacts,
             bottleneck=report.bottleneck,
             checkpoint_held_up=report.checkpoint_held_up,
-            not_uploaded=report.not_uploaded,
+            artifacts_incomplete=report.artifacts_incomplete,
             evaluation=evaluation.progress if evaluation else None,
             answers=self._progress.answers(key, plan.reporter),
             program_ended=report.program_ended,

@@ -105,8 +105,8 @@ class Observed:
     artifacts: ArtifactsStatus | None = None
     checkpoint_held_up: str | None = None
     """What holds up the next checkpoint; empty: nothing; None: not reported."""
-    not_uploaded: str | None = None
-    """The files that the pod of rank 0 does not upload; empty: none; None: not reported."""
+    artifacts_incomplete: str | None = None
+    """The files that the pod of rank 0 has not uploaded or not restored; empty: none; None: not reported."""
     bottleneck: Bottleneck | None = None
     """The bottleneck of the training; reported together with `progress`."""
     evaluation: ProgressStatus | None = None

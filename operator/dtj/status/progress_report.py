@@ -37,8 +37,8 @@ class Report:
     """Reason and message, from the report's progress."""
     checkpoint_held_up: str | None = None
     """What holds up the next checkpoint; empty: nothing; None: the pod does not say."""
-    not_uploaded: str | None = None
-    """The files that are not uploaded, with the reasons; empty: none; None: the pod does not say."""
+    artifacts_incomplete: str | None = None
+    """The files that are not uploaded or not restored, with the reasons; empty: none; None: the pod does not say."""
     program_ended: bool = False
     """Whether the training is over: the pod's programs have ended (phases), or export the model (progress)."""
     utilisation: Utilisation | None = None
@@ -60,12 +60,18 @@ def read_report(body: bytes | str) -> tuple[Report | None, int]:
     ended = (isinstance(phases, dict) and "programEnded" in phases) or _exporting(answer.get("progress"))
     dropped = bad_progress + bad_artifacts + bad_bottleneck + bad_utilisation
     held_up = _said(answer, "heldUp")
-    return Report(progress, artifacts, bottleneck, held_up, not_uploaded(answer), ended, utilisation), dropped
+    return Report(
+        progress, artifacts, bottleneck, held_up, artifacts_incomplete(answer), ended, utilisation
+    ), dropped
 
 
-def not_uploaded(report: Mapping[str, Any]) -> str | None:
-    """Return which files a pod does not upload, and why; empty: none; None: the pod does not say."""
-    return _said(report, "notUploaded")
+def artifacts_incomplete(report: Mapping[str, Any]) -> str | None:
+    """Return which files a pod has not uploaded or not restored, and why; empty: none; None: the pod does not say."""
+    refused, left_out = _said(report, "notUploaded"), _said(report, "notRestored")
+    if refused is None or left_out is None:
+        return None
+    said = {"files are not uploaded": refused, "files are not restored": left_out}
+    return "; ".join(f"{what}: {why}" for what, why in said.items() if why)
 
 
 def _said(report: Mapping[str, Any], name: str) -> str | None:

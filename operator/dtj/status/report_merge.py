@@ -13,7 +13,7 @@ from dtj.status.evaluator import measured
 from dtj.status.fruitless import has_new_checkpoint
 from dtj.status.observed import Expected, Observed
 from dtj.status.pods import PodView
-from dtj.status.progress_report import not_uploaded
+from dtj.status.progress_report import artifacts_incomplete
 from dtj.status.termination import read_termination, reported
 
 
@@ -57,11 +57,8 @@ def merge_reports(draft: Draft, expected: Expected, observed: Observed, named: M
     last_reports = [reported(message) for message in messages]
     progress, artifacts = old.progress, old.artifacts
     _tell(draft, observed.checkpoint_held_up, _CHECKPOINT_DELAYED)
-    _tell(
-        draft,
-        _refused(expected, [observed.not_uploaded, *map(not_uploaded, messages)], named),
-        _ARTIFACTS_INCOMPLETE,
-    )
+    said = [observed.artifacts_incomplete, *map(artifacts_incomplete, messages)]
+    _tell(draft, _incomplete(expected, said, named), _ARTIFACTS_INCOMPLETE)
     for new_progress, new_artifacts in [(observed.progress, observed.artifacts), *last_reports]:
         progress = _progress(expected, progress, new_progress, evaluation)
         artifacts = _artifacts(expected, artifacts, new_artifacts)
@@ -70,8 +67,10 @@ def merge_reports(draft: Draft, expected: Expected, observed: Observed, named: M
         draft.skipped_checkpoints = None
 
 
-def _refused(expected: Expected, reported: Iterable[str | None], named: Mapping[str, PodView]) -> str | None:
-    """Return which files are not uploaded; empty: none; None: no pod says.
+def _incomplete(
+    expected: Expected, reported: Iterable[str | None], named: Mapping[str, PodView]
+) -> str | None:
+    """Return which files are not uploaded or not restored; empty: none; None: no pod says.
 
     reported: what rank 0 says, the newest last. Other pods tell of their files by their termination messages.
     """
@@ -83,14 +82,11 @@ def _refused(expected: Expected, reported: Iterable[str | None], named: Mapping[
         if pod.exit and _FIELD in pod.exit.message and pod.name not in expected.tells_the_end
     ]
     for pod, end in telling[:_MOST_PODS]:
-        if refused := not_uploaded(read_termination(end) or {}):
-            said.append(f"{pod.name}: {refused}")
+        if incomplete := artifacts_incomplete(read_termination(end) or {}):
+            said.append(f"{pod.name}: {incomplete}")
     if len(telling) > _MOST_PODS:
         said.append(f"and files of {len(telling) - _MOST_PODS} more pods")
-    if not said:
-        return None
-    told = "; ".join(filter(None, said))
-    return told and f"files are not uploaded: {told}"
+    return "; ".join(filter(None, said)) if said else None
 
 
 def _tell(draft: Draft, trouble: str | None, reported: _Reported) -> None:

@@ -298,6 +298,19 @@ async def test_resume_goes_back_to_a_checkpoint(
         resumed = await client.resume("mnist", checkpoint=number, endpoint="http://store")
         assert resumed.spec.artifacts is not None
         assert (resumed.spec.artifacts.resume_uri or "").endswith(ends)
+    # `kubectl apply` of the job's file gives resumeUri its old value, such as the checkpoints of another job.
+    other = {
+        "uri": "s3://bucket/jobs",
+        "resume": "FromURI",
+        "resumeUri": "s3://bucket/jobs/ml/other/checkpoints",
+    }
+    applied = stored(artifacts=other, runPolicy={"suspend": True})
+    known = {"uri": f"{resumed.artifacts_uri}/checkpoints/20-2", "attempt": 3}
+    status = {"phase": "Suspended", "conditions": [SUSPENDED], "resumedFrom": known}
+    server.cluster.put(applied | {"status": status})
+    resumed = await client.resume("mnist", checkpoint=20, endpoint="http://store")
+    assert resumed.spec.artifacts is not None
+    assert resumed.spec.artifacts.resume_uri == f"{known['uri']}/"
     # Kueue's suspension of an MPIJob is none of the job.
     running = stored(artifacts={"uri": "s3://bucket/jobs"})
     server.cluster.put(running | {"status": {"phase": "Suspended", "conditions": [SUSPENDED]}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 import pytest
@@ -36,8 +37,8 @@ INCOMPLETE = Reported(
     "ArtifactsIncomplete",
     "FilesRefused",
     "notUploaded",
-    "not_uploaded",
-    REFUSED,
+    "artifacts_incomplete",
+    f"files are not uploaded: {REFUSED}",
     f"files are not uploaded: {REFUSED}",
 )
 of_both = pytest.mark.parametrize("each", [DELAYED, INCOMPLETE], ids=lambda each: each.kind)
@@ -95,12 +96,16 @@ def test_the_last_message_of_any_pod_tells_what_is_refused() -> None:
     life, names = torch_life(3)
     life.see(*map(running, names))
     said = {"artifacts": {"notUploaded": REFUSED}}
-    status = life.see(*map(running, names[:2]), ended(names[2], 0, said), not_uploaded="")
+    status = life.see(*map(running, names[:2]), ended(names[2], 0, said), artifacts_incomplete="")
     found = condition(status, "ArtifactsIncomplete")
-    assert (found["status"], found["message"]) == ("True", f"files are not uploaded: {names[2]}: {REFUSED}")
-    status = life.see(*map(running, names[:2]), ended(names[2], 0, said), not_uploaded="'b.log': denied")
+    assert (found["status"], found["message"]) == ("True", f"{names[2]}: files are not uploaded: {REFUSED}")
+    status = life.see(
+        *map(running, names[:2]),
+        ended(names[2], 0, said),
+        artifacts_incomplete="files are not uploaded: 'b.log': denied",
+    )
     assert condition(status, "ArtifactsIncomplete")["message"] == (
-        f"files are not uploaded: 'b.log': denied; {names[2]}: {REFUSED}"
+        f"files are not uploaded: 'b.log': denied; {names[2]}: files are not uploaded: {REFUSED}"
     )
 
 
@@ -114,10 +119,8 @@ def test_refused_files_of_many_pods_are_told_in_a_few_words(monkeypatch: pytest.
     others = [ended(name, 0, {"exitCode": 0}) for name in names[1:20]]
     status = life.see(running(names[0]), *others, *refusing)
     told = condition(status, "ArtifactsIncomplete")["message"]
-    assert told == (
-        "files are not uploaded: mnist-worker-20: denied; mnist-worker-21: denied; mnist-worker-22: denied; "
-        "and files of 17 more pods"
-    )
+    said = [f"mnist-worker-{index}: files are not uploaded: denied" for index in (20, 21, 22)]
+    assert told == "; ".join([*said, "and files of 17 more pods"])
     assert len(parsed) <= 3, "each event parses the messages of all pods"
 
 
@@ -135,4 +138,15 @@ def test_refused_files_of_many_pods_are_told_in_a_few_words(monkeypatch: pytest.
 def test_a_report_is_read_with_care(each: Reported, artifacts: str, taken: str | None) -> None:
     report, _ = read_report(f'{{"artifacts": {artifacts.replace("%s", each.field)}}}')
     assert report is not None
-    assert getattr(report, each.observed) == taken
+    told = taken if each is DELAYED else taken and f"files are not uploaded: {taken}"
+    assert getattr(report, each.observed) == told
+
+
+def test_files_that_are_not_restored_are_told_beside_those_that_are_not_uploaded() -> None:
+    report, _ = read_report(
+        json.dumps({"artifacts": {"notUploaded": REFUSED, "notRestored": "no room: 'a'"}})
+    )
+    assert report is not None
+    assert report.artifacts_incomplete == (
+        f"files are not uploaded: {REFUSED}; files are not restored: no room: 'a'"
+    )

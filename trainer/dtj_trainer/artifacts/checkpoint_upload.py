@@ -20,6 +20,7 @@ from dtj_trainer.artifacts.look import is_below
 from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, check_paths, folder_name
 from dtj_trainer.artifacts.other_pods import OtherPods
 from dtj_trainer.artifacts.picture import NOTHING, Picture, Waits
+from dtj_trainer.artifacts.pod_manifest import is_lent
 from dtj_trainer.artifacts.refused_files import RefusedFiles
 from dtj_trainer.artifacts.s3 import RefusedKey
 from dtj_trainer.artifacts.sent_files import Changed, SentFiles
@@ -111,7 +112,8 @@ class CheckpointUploader:
 
     def note_restored(self, manifest: Manifest, *, own: bool) -> None:
         """Take the folder as a restore of this snapshot left it. own: the snapshot is one of this job."""
-        restored = self._pictures.begin_from(manifest.paths)
+        lent = {file.path for file in manifest.files if is_lent(file)}
+        restored = self._pictures.begin_from(manifest.paths, lent)
         self._done.update(node for node in restored.values() if node.kind == "file")
         self._others.note_restored(manifest, restored)
         if own:

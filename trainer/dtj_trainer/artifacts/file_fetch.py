@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from dtj_trainer.artifacts.offered_files import OfferedFiles
     from dtj_trainer.artifacts.peer_client import CheckpointPeers
+    from dtj_trainer.artifacts.room import Room
     from dtj_trainer.artifacts.store import Store
 
 log = logging.getLogger(__name__)
@@ -25,11 +26,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Near:
-    """Where files may be nearer than in the bucket. None: the pod has no such place."""
+    """Where files may be nearer than in the bucket. None: the pod has no such place.
+
+    `room`: for files of other pods; None: all of them are brought, or the restore fails.
+    """
 
     peers: CheckpointPeers | None = None
     offered: OfferedFiles | None = None
     """What this pod offers to the others."""
+    room: Room | None = None
 
     def __str__(self) -> str:
         """Say how many bytes came from near, for the log; empty without such a place."""

@@ -7,6 +7,7 @@ import logging
 import os
 import stat
 import time
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
@@ -199,12 +200,27 @@ def _target(folder: Path, path: str) -> str | None:
         target = os.readlink(folder / path)  # noqa: PTH115 - the text, as the program wrote it
     except OSError:
         return None
+    if not target.startswith("/"):
+        return target
     # Under `dtj run`, the folder has the last two paths for the program alone.
-    for inside in (folder, contract.checkpoints(), contract.ROOT / contract.CHECKPOINTS):
-        if target.startswith(f"{inside}/"):
-            above = "../" * path.count("/")
-            return f"{above}{target.removeprefix(f'{inside}/').strip('/')}" or "."
-    return target
+    known = (folder, contract.checkpoints(), contract.ROOT / contract.CHECKPOINTS)
+    inside = next((each for each in known if target.startswith(f"{each}/")), None) or _same_folder(
+        folder, target
+    )
+    return (
+        f"{'../' * path.count('/')}{target.removeprefix(f'{inside}/').strip('/')}" or "."
+        if inside
+        else target
+    )
+
+
+def _same_folder(folder: Path, target: str) -> PurePosixPath | None:
+    """Return the beginning of an absolute path that is another name of the folder, through a symbolic link."""
+    for above in PurePosixPath(target).parents:
+        with suppress(OSError):
+            if above.name and folder.samefile(above):
+                return above
+    return None
 
 
 def _names_in_bucket(directory: Path) -> set[str]:

@@ -71,11 +71,15 @@ class FolderPictures:
         folder = self._folder
         self._looks.torn |= {str(path.relative_to(folder)) for path in paths if path.is_relative_to(folder)}
 
-    def begin_from(self, paths: Set[str]) -> Mapping[str, Node]:
-        """Take these paths of the folder, as they are now, as the last picture; return their nodes."""
+    def begin_from(self, paths: Set[str], foreign: Set[str] = frozenset()) -> Mapping[str, Node]:
+        """Take these paths of the folder, as they are now, as the last picture; return their nodes.
+
+        foreign: those of files that other pods gave.
+        """
         nodes = self._looks.look().nodes
         restored = {path: node for path, node in nodes.items() if path in paths}
-        self._pictures = Pictures(self._settle_ns, restored)
+        others = {path: node for path, node in restored.items() if path in foreign}
+        self._pictures = Pictures(self._settle_ns, restored, others)
         return restored
 
     def look(self, *, over: bool = False) -> None:

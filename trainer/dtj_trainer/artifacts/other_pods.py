@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.checkpoint_parts import Lateness, with_parts
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
-from dtj_trainer.artifacts.look import folders_of, is_below, kind_of
+from dtj_trainer.artifacts.look import is_below, kind_of
 from dtj_trainer.artifacts.manifest import (
     PARTS,
     PODS,
@@ -36,6 +36,7 @@ from dtj_trainer.artifacts.pod_manifest import (
 )
 from dtj_trainer.artifacts.small_files import at_once
 from dtj_trainer.artifacts.snapshot import keys_of
+from dtj_trainer.artifacts.united_files import LeftFiles, left_in_bucket, left_in_place, united
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Set
@@ -86,6 +87,7 @@ class OtherPods:
         self._ended_at: float | None = None
         self._lent: dict[Copy, str] = {}
         """Files of this pod's folder that another pod gave to the restored snapshot, with the names of the pods."""
+        self._left: LeftFiles = {}
         self.lacking = ""
         """What the snapshots of the present try wait for."""
         self._heard: dict[str, _Heard] = {}
@@ -111,6 +113,7 @@ class OtherPods:
         """Take the folder as a restore of this snapshot left it."""
         files = (file for file in manifest.files if is_lent(file))
         self._lent = {copy_of(node): giver_of(file) for file in files if (node := nodes.get(file.path))}
+        self._left = left_in_bucket(manifest, nodes)
 
     def has_lent(self, node: Node) -> bool:
         """Return whether another pod gave a file of this pod's folder to the restored snapshot."""
@@ -323,26 +326,13 @@ class OtherPods:
         self._removed &= self.named
 
     def _united(self, own: Collection[StoredFile], nodes: Mapping[str, Node]) -> tuple[StoredFile, ...]:
-        """Return own files with those of other pods. Where two pods have a path, the file of the first counts."""
-        found = {file.path: file for file in own if not self._is_gone(giver_of(file), file.path)}
-        lent = {path for path, file in found.items() if is_lent(file)}
-        folders = {path for path, node in nodes.items() if node.kind == "directory"}
-        leaves = {path for path, node in nodes.items() if node.kind == "link"} | (found.keys() - lent)
-        for _, heard in sorted(self._heard.items()):
-            for file in heard.said.files:
-                above = set(folders_of(file.path))
-                if (
-                    file.key in self._removed
-                    or file.path in folders
-                    or not leaves.isdisjoint({file.path, *above})
-                ):
-                    continue
-                for path in lent & above:  # A file in the restored snapshot, and a folder now.
-                    found.pop(path, None)
-                found[file.path] = file
-                leaves.add(file.path)
-                folders |= above
-        return tuple(found.values())
+        here = (file for file in own if not self._is_gone(giver_of(file), file.path))
+        heard = (file for _, heard in sorted(self._heard.items()) for file in heard.said.files)
+        given = [file for file in heard if file.key not in self._removed]
+        left = (
+            file for file in left_in_place(self._left, nodes) if not self._is_gone(giver_of(file), file.path)
+        )
+        return united(here, [*given, *left], nodes)
 
     def _is_gone(self, giver: str, path: str) -> bool:
         """Return whether the pod that gave a file has removed it."""

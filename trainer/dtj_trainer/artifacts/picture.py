@@ -61,7 +61,14 @@ class Pictures:
     bucket has the content of the last picture: call `taken` once it has that of a later one.
     """
 
-    def __init__(self, settle_ns: int, last: Mapping[str, Node] | None = None) -> None:
+    def __init__(
+        self,
+        settle_ns: int,
+        last: Mapping[str, Node] | None = None,
+        foreign: Mapping[str, Node] | None = None,
+    ) -> None:
+        """foreign: what a restore brought of other pods. The program of this pod does not write such files."""
+        self._foreign = foreign or {}
         self._settle_ns = settle_ns
         self.last: Mapping[str, Node] = dict(last or {})
         self._offered: Mapping[str, Node] = {}
@@ -256,8 +263,13 @@ class Pictures:
         changed = {
             folder: at for folder, at in changed.items() if folder.partition("/")[0] not in self._look.steps
         }
-        fewer = fewer_kinds(changed.keys(), self.last, self._look.nodes)
+        fewer = fewer_kinds(changed.keys(), self._own(self.last), self._own(self._look.nodes))
         return {folder: at for folder, at in changed.items() if folder in fewer}
+
+    def _own(self, nodes: Mapping[str, Node]) -> Mapping[str, Node]:
+        if not self._foreign:
+            return nodes
+        return {path: node for path, node in nodes.items() if node != self._foreign.get(path)}
 
     # --- after a kill ----------------------------------------------------------------------------
 

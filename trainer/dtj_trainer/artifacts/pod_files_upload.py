@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dtj_trainer.artifacts.fence import claim_of_attempt
 from dtj_trainer.artifacts.folder_pictures import FolderPictures
 from dtj_trainer.artifacts.look import is_below, kind_of
-from dtj_trainer.artifacts.manifest import PODS, ManifestError, folder_name
+from dtj_trainer.artifacts.manifest import ManifestError, folder_name
 from dtj_trainer.artifacts.picture import Picture
 from dtj_trainer.artifacts.pod_manifest import (
     ANNOUNCED,
@@ -24,6 +24,7 @@ from dtj_trainer.artifacts.pod_manifest import (
     answer_place,
     beginning,
     folders_in,
+    giver_of,
     of_the_next,
     pod_manifest_key,
 )
@@ -136,9 +137,9 @@ class PodFilesUploader:
 
     def note_restored(self, manifest: Manifest) -> None:
         """Take the folder as a restore of this snapshot left it. All pods have restored the same one."""
-        self._not_own = set(self._pictures.begin_from(manifest.paths).values())
-        own = f"{PODS}/{self._pod}/"
-        self._given = {file.path for file in manifest.files if file.key.partition("/")[2].startswith(own)}
+        self._given = {file.path for file in manifest.files if giver_of(file) == self._pod}
+        others = {file.path for file in manifest.files} - self._given
+        self._not_own = set(self._pictures.begin_from(manifest.paths, others).values())
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
         """Upload what is complete, and name it in the pod's manifest; return True when nothing is left.

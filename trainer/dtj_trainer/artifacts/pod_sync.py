@@ -25,6 +25,7 @@ from dtj_trainer.artifacts.pod_files_upload import PodFilesUploader
 from dtj_trainer.artifacts.pod_sources import METRICS_KEYS, PodFiles, pod_sources
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored
 from dtj_trainer.artifacts.restore_choice import restore_checkpoint
+from dtj_trainer.artifacts.room import Room
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.artifacts.stored_segments import restore_growing
@@ -84,7 +85,7 @@ class PodSync:
         self._died = False
         self._restored: Restored | None = None
         self._metrics_begin: Begin | None = None
-        self._unuploaded = Unuploaded(settings)
+        self._unuploaded, self._room = Unuploaded(settings), Room({settings.pod or "", socket.gethostname()})
         self._server: PeerServer | None = None
 
     def make_folders(self) -> None:
@@ -137,15 +138,15 @@ class PodSync:
         """Return where files of checkpoints may be. The job's other pods may read them here from now on."""
         hosts = self._settings.peers
         if hosts is None:
-            return Near()
+            return Near(room=self._room)
         if self._server is None:
             try:
                 self._server = PeerServer(hosts)
             except OSError as error:  # For example another pod in the host's network.
                 log.warning("no files of checkpoints from other pods: port %d: %s", hosts.port, error)
-                return Near()
+                return Near(room=self._room)
             self._server.start()
-        return Near(CheckpointPeers(hosts), self._server.files)
+        return Near(CheckpointPeers(hosts), self._server.files, self._room)
 
     def _restore_tracking(self, store: Store) -> None:
         """Restore tracking.json. All attempts of a job belong to one run, also attempts that train from step 0."""
@@ -329,6 +330,8 @@ class PodSync:
             uploader.refused.text for uploader in each if uploader and uploader.refused.text
         ):
             found["notUploaded"] = refused
+        if self._room.text:
+            found["notRestored"] = self._room.text
         if self._checkpoints and self._restored and not self._restored.manifest.of_save:
             # `checkpoints.save` leaves nothing incomplete. The content of a whole folder can be of no use.
             found["restored"] = {"attempt": self._settings.attempt, "uri": self._restored.uri}

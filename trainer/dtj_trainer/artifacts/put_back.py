@@ -42,9 +42,10 @@ def put_back(
 ) -> str | None:
     """Bring a snapshot, verify it and move it into place; return a description of the first fault, or None.
 
-    store: the checkpoints' prefix. `whole`: without it, files that the program reads on demand stay in the bucket;
-    see `on_demand`. `present`: files of an earlier snapshot that this function brought, by path. What is present and
-    unchanged stays. Call `remove_others` to remove what the snapshot does not have.
+    store: the checkpoints' prefix. `whole`: without it, files that the program reads on demand (see `on_demand`) stay
+    in the bucket, and those for which there is no `near.room`. `present`: files of an earlier snapshot that this
+    function brought, by path. What is present and unchanged stays. Call `remove_others` to remove what the snapshot
+    does not have.
 
     Files that an interrupted call already fetched are not fetched again. A program that reads `folder` meanwhile sees
     complete files only. Files and folders appear in the order of their times, the oldest first, and the change times
@@ -61,9 +62,16 @@ def put_back(
     later = [] if whole or fault else on_demand_files(manifest, arriving)
     fault = fault or fault_in_bucket(store, manifest.folder, later)
     now = [file for file in manifest.files if file not in later and file.path not in stays]
-    if fault := fault or fetch_files(store, now, arriving, near):
+    room = None if whole else near.room
+    if not fault:
+        bring = room.bring if room else fetch_files
+        fault = bring(store, now, arriving, near)
+    if fault:
         shutil.rmtree(arriving, ignore_errors=True)
         return fault
+    left = room.left_out if room else ()
+    saved = {mark.path.partition("/")[0] for mark in manifest.marks}
+    later += [file for file in left if file.path.count("/") == 1 and file.path.partition("/")[0] in saved]
     if later:
         log.info("%d files stay in the bucket until the program reads them", len(later))
         write_records(store, manifest.folder, later, arriving)

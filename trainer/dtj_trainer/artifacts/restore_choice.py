@@ -49,8 +49,11 @@ def restore_checkpoint(
         if known:
             return restored
 
+    chosen_by_order = not (settings.resume_since or settings.resume_skip)
+
     def tell(uri: str, *, restored: bool = False) -> None:
-        if together and fence:
+        # Readers of the bucket take the newest snapshot for the one that counts, unless the claim names another one.
+        if fence and (together or (restored and not chosen_by_order)):
             fence.announce_restore(uri, restored=restored)
 
     found = restore(

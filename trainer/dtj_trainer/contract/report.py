@@ -72,6 +72,8 @@ class Artifacts(TypedDict, total=False):
     """What has held up the next checkpoint for minutes; absent: nothing."""
     notUploaded: str
     """The files that the bucket refuses, or that can't be read, with the reasons; absent: none."""
+    notRestored: str
+    """The files of other pods for which the volume had no room at the restore; absent: none."""
     model: str
     tensorboard: str
 
