@@ -7,7 +7,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -83,6 +83,8 @@ class Settings:
     """What the operator tells the pod for the job's history; None: the pod writes no history."""
     checkpoints_dir: Path | None = None
     """The absolute path by which the program has its checkpoints; None: CHECKPOINTS in the workspace."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """The environment that these settings were read from, for the programs."""
 
     @property
     def own_root(self) -> bool:
@@ -257,4 +259,5 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         peers=peers,
         history=_read_history(environment),
         checkpoints_dir=_read_checkpoints_dir(environment),
+        environment=dict(environment),
     )
