@@ -67,7 +67,7 @@ def user(request: pytest.FixtureRequest, workspace: Path) -> int:
 def test_dtj_is_the_workspace_and_all_else_is_the_machines(workspace: Path, user: int) -> None:
     def act() -> object:
         os.chdir(workspace)
-        command = own_root.enter(workspace, ["train", "--checkpoints=/dtj/checkpoints"])
+        command, _ = own_root.enter(workspace, ["train", "--checkpoints=/dtj/checkpoints"], {})
         Path("/dtj/checkpoints/ckpt-1.pt").write_text("state")
         # A program started there finds it too.
         code = os.waitstatus_to_exitcode(
@@ -89,9 +89,7 @@ def test_without_a_namespace_words_and_variables_name_the_workspace(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(own_root, "fault_of_a_trial", lambda *_: "Operation not permitted (unshare)")
-    monkeypatch.setenv("OUT", "/dtj/model")
-    monkeypatch.setenv("VIRTUAL_ENV", "/dtj/venv")
-    monkeypatch.setenv("DTJ_ROOT_VARIABLES", "OUT NOT_THERE")
+    given = {"OUT": "/dtj/model", "VIRTUAL_ENV": "/dtj/venv", "DTJ_ROOT_VARIABLES": "OUT NOT_THERE"}
     words = [
         "t.py",
         "--checkpoints=/dtj/checkpoints",
@@ -100,12 +98,13 @@ def test_without_a_namespace_words_and_variables_name_the_workspace(
         "a/dtj/b",
         "t --out='/dtj/model'; s3://dtj",
     ]
-    assert own_root.enter(workspace, words) == [
+    command, environment = own_root.enter(workspace, words, given)
+    assert command == [
         *("t.py", f"--checkpoints={workspace}/checkpoints", str(workspace), "/dtjx/y", "a/dtj/b"),
         f"t --out='{workspace}/model'; s3://dtj",
     ]
-    assert os.environ["OUT"] == f"{workspace}/model"
-    assert os.environ["VIRTUAL_ENV"] == "/dtj/venv"
+    assert environment == {**given, "OUT": f"{workspace}/model"}
+    assert "OUT" not in os.environ
     assert "Operation not permitted (unshare)" in caplog.text
 
 
@@ -123,7 +122,7 @@ def test_a_namespace_that_fails_half_way_leaves_a_program_that_runs(workspace: P
         own_root.fault_of_a_trial = lambda *_: None
         own_root._call = fails
         os.chdir(workspace)
-        command = own_root.enter(workspace, ["/dtj/model"])
+        command, _ = own_root.enter(workspace, ["/dtj/model"], {})
         (workspace / "checkpoints/ckpt-1.pt").write_text("state")
         return command, calls[-1], os.system("test -f checkpoints/ckpt-1.pt -a -x /bin/sh"), str(Path.cwd())
 
@@ -149,7 +148,7 @@ def test_a_file_system_that_hangs_does_not_hold_the_program_up(
 ) -> None:
     monkeypatch.setattr(own_root, "_mount", lambda *_: signal.pause())
     monkeypatch.setattr(own_root, "TRIAL_SECONDS", 0.1)
-    assert own_root.enter(workspace, ["--out=/dtj/model"]) == [f"--out={workspace}/model"]
+    assert own_root.enter(workspace, ["--out=/dtj/model"], {}) == ([f"--out={workspace}/model"], {})
     os.wait()
 
 

@@ -26,6 +26,7 @@ import os, signal, sys
 from pathlib import Path
 number, root = int(sys.argv[1]), Path(os.environ["DTJ_ROOT"])
 found = sorted(path.name for path in (root / "checkpoints").iterdir())
+assert os.environ["DTJ_ATTEMPT"] == str(number)
 print("start", number, "finds", found, Path(os.environ["DTJ_TERMINATION_LOG"]).read_bytes())
 new = root / "checkpoints" / f"step-{number}"
 new.with_suffix(".tmp").write_text(f"state of {number}")
@@ -48,13 +49,12 @@ sys.exit(number % 4 and 7)
 AGENT = """
 import gc, json, os, signal, sys, threading, time
 from collections import Counter
-from dataclasses import replace
 import psutil
 from dtj_trainer.launch.descendants import adopt_orphans
 from dtj_trainer.launch.replica import run_replica
 from dtj_trainer.launch.settings import read_settings
 program, starts = sys.argv[1], int(sys.argv[2])
-settings, process = read_settings(os.environ), psutil.Process()
+process = psutil.Process()
 adopt_orphans()
 def files():
     for number in os.listdir("/proc/self/fd"):
@@ -63,7 +63,8 @@ def files():
         except OSError:
             pass
 for number in range(1, starts + 1):
-    code = run_replica(replace(settings, attempt=number), [sys.executable, "-S", "-c", program, str(number)])
+    settings = read_settings({**os.environ, "DTJ_ATTEMPT": str(number)})
+    code = run_replica(settings, [sys.executable, "-S", "-c", program, str(number)])
     until = time.monotonic() + 60
     while threading.active_count() > 1 and time.monotonic() < until:
         time.sleep(0.005)

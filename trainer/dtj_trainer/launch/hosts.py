@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -61,8 +60,8 @@ class SshHosts:
 
     def start(self, program: Sequence[str]) -> Start:
         """Return an mpirun command with the hostfile."""
-        command = mpirun_command(self._settings, program, os.environ)
-        return Start(command, mpirun_environment(os.environ))
+        command = mpirun_command(self._settings, program, self._settings.environment)
+        return Start(command, mpirun_environment(self._settings.environment))
 
     def _ask(self, names: list[str]) -> dict[str, Answer]:
         return ask_all(names, self._settings.ssh_port)
@@ -90,9 +89,11 @@ class LocalWorkers:
         settings = self._settings
         ranks_by = settings.ranks_by or ("mpi" if shutil.which("mpirun") else "gloo")
         if ranks_by == "mpi":
-            return Start(local_mpirun_command(settings, program), local_mpirun_environment(os.environ))
+            return Start(
+                local_mpirun_command(settings, program), local_mpirun_environment(settings.environment)
+            )
         starter = [sys.executable, "-m", "dtj_trainer.launch.gloo_ranks", str(settings.world_size)]
-        return Start([*starter, *rank_command(settings, program)], dict(os.environ))
+        return Start([*starter, *rank_command(settings, program)], dict(settings.environment))
 
     def _ask(self, names: list[str]) -> dict[str, Answer]:
         return {name: self._ask_one(self._roots[name]) for name in names}

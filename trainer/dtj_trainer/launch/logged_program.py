@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
 from dtj_trainer.launch.output import LastLines, LogFile, writer_to
 from dtj_trainer.launch.program import Program, ProgramEnd
+from dtj_trainer.launch.settings import Settings
 
 REMEMBERED_LINES = 200
 """Enough for the exceptions of a pod's ranks with their C++ frames, and torchrun's table after them."""
 
 
 class LoggedProgram(Program):
-    """One run of the user's command. `prefix` precedes each line on stdout.
+    """One run of the user's command, with the environment of the settings. `prefix` precedes each line on stdout.
 
-    `rotated_logs`: the number of rotated files of the log to keep. `variables`: added to this process's environment.
-    `kept`: see `Program`.
+    `log`: the name of the log. `variables`: added to the environment.
     """
 
     def __init__(
         self,
+        settings: Settings,
         command: Sequence[str],
-        log: Path,
+        log: str,
         *,
-        rotated_logs: int,
         prefix: str = "",
         variables: Mapping[str, str] | None = None,
-        kept: Iterable[Path] = (),
     ) -> None:
-        log_file = LogFile(log, kept=rotated_logs)
+        log_file = LogFile(settings.logs / log, kept=settings.rotated_logs)
         pass_on = writer_to(sys.stdout.fileno(), prefix.encode())
         self.last_lines = LastLines(REMEMBERED_LINES)
         self._killing: list[threading.Timer] = []
@@ -43,7 +40,8 @@ class LoggedProgram(Program):
             pass_on(lines)
             self.last_lines.add(lines)
 
-        super().__init__(command, {**os.environ, **(variables or {})}, on_lines, kept=kept)
+        environment = {**settings.environment, **(variables or {})}
+        super().__init__(command, environment, on_lines, kept=settings.kept_whole)
 
     def stop_soon(self, number: int, kill_after: float | None = None) -> None:
         """Ask the program by a signal to stop; kill it after `kill_after` seconds."""

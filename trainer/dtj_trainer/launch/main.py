@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 from dtj_trainer import contract
@@ -65,9 +66,9 @@ def _ranks(settings: Settings, command: Sequence[str]) -> int:
     return run_ranks(settings, command)
 
 
-def _command(_: Settings, command: Sequence[str]) -> int:
+def _command(settings: Settings, command: Sequence[str]) -> int:
     try:
-        os.execvp(command[0], [*command])  # noqa: S606 - running the user's command is the purpose
+        os.execvpe(command[0], [*command], settings.environment)  # noqa: S606 - the purpose
     except OSError as error:
         sys.stderr.write(f"dtj-launch: {command[0]}: {error.strerror}\n")
     return contract.EXIT_COMMAND_NOT_FOUND
@@ -121,11 +122,16 @@ def run(arguments: Sequence[str]) -> int:
         # Process 1 of a container ignores signals without a handler. Each kind installs its own handlers later.
         signal.signal(number, _leave if name in WITHOUT_MESSAGE else _leave_with_message(settings))
     try:
-        if os.environ.get(contract.ENV_CHECKPOINTS_DIR):
-            os.environ[contract.ENV_CHECKPOINTS_DIR] = str(settings.checkpoints_dir or settings.checkpoints)
+        environment = dict(settings.environment)
+        if environment.get(contract.ENV_CHECKPOINTS_DIR):
+            environment[contract.ENV_CHECKPOINTS_DIR] = str(settings.checkpoints_dir or settings.checkpoints)
         if name in RUN_PROGRAMS and settings.own_root:
             kept = settings.checkpoints_dir if settings.artifacts_uri else None
-            command = own_root.enter(settings.root, command, kept)
+            command, environment = own_root.enter(settings.root, command, environment, kept)
+        settings = replace(settings, environment=environment)
+        os.environ.update(
+            environment
+        )  # This process itself reads the AWS variables, and names the same folders.
         if name in ADOPT_ORPHANS:
             adopt_orphans()
         return kind(settings, command)

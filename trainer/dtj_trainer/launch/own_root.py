@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dtj_trainer import contract
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,12 @@ class NoNamespaceError(Exception):
     """The reason why a program can't have its own `/dtj`."""
 
 
-def enter(root: Path, command: Sequence[str], checkpoints: Path | None = None) -> list[str]:
-    """Mount the workspace `root` at `/dtj` for this process and its children; return the command to run.
+def enter(
+    root: Path, command: Sequence[str], environment: Mapping[str, str], checkpoints: Path | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """Mount the workspace `root` at `/dtj` for this process and its children.
+
+    Return the command and the environment of the program. A process can call the function once.
 
     checkpoints: where the workspace's folder of checkpoints is mounted, too.
 
@@ -56,14 +60,16 @@ def enter(root: Path, command: Sequence[str], checkpoints: Path | None = None) -
             os.chdir(here)
             fault = _describe(error)
         else:
-            return list(command)
+            return list(command), dict(environment)
     if checkpoints:
         raise NoNamespaceError(f"{contract.ENV_CHECKPOINTS_DIR}={checkpoints} can't be mounted: {fault}")
     log.warning("command and env name the workspace, but %s is this machine's: %s", contract.ROOT, fault)
-    for name in os.environ.get(contract.ENV_ROOT_VARIABLES, "").split():
-        if name in os.environ:
-            os.environ[name] = _moved(os.environ[name], root)
-    return [_moved(word, root) for word in command]
+    moved = {
+        name: _moved(environment[name], root)
+        for name in environment.get(contract.ENV_ROOT_VARIABLES, "").split()
+        if name in environment
+    }
+    return [_moved(word, root) for word in command], {**environment, **moved}
 
 
 def fault_of_a_trial(root: Path, checkpoints: Path | None = None) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -76,7 +75,7 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
         pod=settings.pod.name,
         peers=settings.peers,
         shards=settings.pod.slots > 0 and settings.pod.peers is not None and settings.pod.peers.count > 1,
-        tracked=tracked(settings, os.environ) is not None,
+        tracked=tracked(settings) is not None,
         history=settings.history,
     )
 

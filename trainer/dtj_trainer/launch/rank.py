@@ -45,12 +45,11 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     forget_failures(settings)
     # The launcher recognizes lines of ranks, as opposed to mpirun's own, by the prefix.
     program = LoggedProgram(
+        settings,
         command,
-        settings.logs / f"rank-{rank}.log",
-        rotated_logs=settings.rotated_logs,
+        f"rank-{rank}.log",
         prefix=f"[rank {rank}] ",
-        variables=tracker_variables(settings, os.environ),
-        kept=settings.kept_whole,
+        variables=tracker_variables(settings),
     )
     program.stop_by_signals()
     launcher_stops = threading.Event()

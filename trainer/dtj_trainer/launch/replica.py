@@ -6,7 +6,6 @@ The kind `replica` runs the user's command once. The kind `ranks` runs it once f
 from __future__ import annotations
 
 import logging
-import os
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -99,7 +98,7 @@ class Replica:
         self._group.stop_by_signals(kill_after=QUICK_STOP_SECONDS if quick else contract.STOP_SECONDS)
         pod.grace.watch(self._told_to_stop)
         for member in self._members:
-            member.program.give(tracker_variables(member.settings, os.environ))
+            member.program.give(tracker_variables(member.settings))
         pod.phases.reached("programStarted")
         self._group.start(pod)
         check = self._check_world()
@@ -133,7 +132,7 @@ class Replica:
         """Watch the ranks that the user's programs start."""
         by_command = self._members[0].settings.rank is None
         # In the pod of a command, LOCAL_RANK may be the job's own variable: a process that has it may be no rank.
-        if not self._settings.pod.slots or (by_command and LOCAL_RANK in os.environ):
+        if not self._settings.pod.slots or (by_command and LOCAL_RANK in self._settings.environment):
             return None
         programs = {
             pid: self._settings.pod.ranks if (rank := member.settings.rank) is None else range(rank, rank + 1)
@@ -228,7 +227,7 @@ class Replica:
 
     def _explain(self, exit_report: RankExit) -> None:
         """Extend the message of a bare exit code, if the program may have lost servers together with their node."""
-        if silent := silent_servers(os.environ):
+        if silent := silent_servers(self._settings.environment):
             exit_report["class"] = FailureClass.CONNECTION_LOST
             exit_report["message"] += f", while {', '.join(silent[:MOST_NAMES])} did not answer"
 
@@ -266,13 +265,7 @@ def run_replica(settings: Settings, command: Sequence[str]) -> int:
         settings = replace(settings, rank=None)
         variables["TORCHELASTIC_ERROR_FILE"] = str(torch_error_file(settings))
     log_name = f"{settings.pod.name}.log"
-    program = LoggedProgram(
-        command,
-        settings.logs / log_name,
-        rotated_logs=settings.rotated_logs,
-        variables=variables,
-        kept=settings.kept_whole,
-    )
+    program = LoggedProgram(settings, command, log_name, variables=variables)
     return Replica(settings, [Member(settings.pod.name, settings, program)], [log_name]).run()
 
 

@@ -7,7 +7,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -85,6 +85,8 @@ class Settings:
     """The absolute path by which the program has its checkpoints; None: CHECKPOINTS in the workspace."""
     read_output: contract.ReadOutput = "true"
     """Whether steps and measures are read from the program's output."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """The environment that these settings were read from, for the programs."""
 
     @property
     def own_root(self) -> bool:
@@ -263,4 +265,5 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         history=_read_history(environment),
         checkpoints_dir=_read_checkpoints_dir(environment),
         read_output=cast(contract.ReadOutput, read_output),
+        environment=dict(environment),
     )

@@ -48,12 +48,11 @@ def rank_members(settings: Settings, command: Sequence[str]) -> list[Member]:
     for rank in settings.pod.ranks:
         variables = rank_variables(settings, rank)
         program = LoggedProgram(
+            settings,
             expanded(command, variables) if several else command,
-            settings.logs / rank_log(rank),
-            rotated_logs=settings.rotated_logs,
+            rank_log(rank),
             prefix=f"[rank {rank}] " if several else "",
             variables=variables,
-            kept=settings.kept_whole,
         )
         members.append(Member(str(rank), replace(settings, rank=rank), program))
     return members

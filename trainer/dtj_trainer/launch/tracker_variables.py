@@ -10,12 +10,13 @@ from dtj_trainer.contract.tracker import MLFLOW_RUN, MLFLOW_URI, WANDB_SIGNS
 from dtj_trainer.launch.settings import Settings
 
 
-def tracker_variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+def tracker_variables(settings: Settings) -> dict[str, str]:
     """Return the variables of the program with these settings, without those that its environment has.
 
     Only rank 0, the chief, or the command that starts rank 0 gets the job's run: several writers would mix their
     values.
     """
+    environment = settings.environment
     first = settings.rank == 0 if settings.rank is not None else settings.pod.uploads == "primary"
     given = _wandb(settings, first=first) if any(environment.get(name) for name in WANDB_SIGNS) else {}
     if first:

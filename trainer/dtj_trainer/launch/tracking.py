@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 import subprocess
 import sys
 import threading
@@ -34,11 +33,11 @@ _ARTIFACTS_SECONDS = 5.0
 _COMMAND = (sys.executable, "-m", "dtj_trainer.tracking")
 
 
-def tracked(settings: Settings, environment: Mapping[str, str]) -> str | None:
+def tracked(settings: Settings) -> str | None:
     """Return the URL of the server to which this pod writes the job's run; None where it writes none."""
     if settings.pod.uploads != "primary":
         return None
-    return tracking_uri(environment, contract.ENV_TRACKING_URI)
+    return tracking_uri(settings.environment, contract.ENV_TRACKING_URI)
 
 
 class Tracking:
@@ -46,7 +45,7 @@ class Tracking:
 
     def __init__(self, settings: Settings, artifacts: Callable[[], contract.Artifacts]) -> None:
         """artifacts: what is in the bucket now."""
-        self._uri = tracked(settings, os.environ)
+        self._uri = tracked(settings)
         self._settings, self._artifacts = settings, artifacts
         self._process: subprocess.Popen[str] | None = None
         self._writing = threading.Lock()
@@ -69,6 +68,7 @@ class Tracking:
         try:
             self._process = subprocess.Popen(  # noqa: S603 - a module of this package
                 _COMMAND,
+                env=self._settings.environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

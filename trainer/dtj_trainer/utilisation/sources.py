@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -68,7 +67,7 @@ def _ranks_below(settings: Settings) -> RankOf:
     """Return how ranks are recognized that a command starts."""
     if settings.ssh_after_restore:
         return lambda pid: _text(contract.rank_of(environment_of(pid)))
-    if not settings.pod.slots or LOCAL_RANK in os.environ:
+    if not settings.pod.slots or LOCAL_RANK in settings.environment:
         return no_rank  # The job's own variable: a process that has it may be no rank.
 
     def of_torch(pid: int) -> str | None:
