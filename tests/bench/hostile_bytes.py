@@ -140,14 +140,14 @@ async def _attack(admin: ApiClient, part: float) -> Figures:
     jobs, configs = jobs_path(_PLACE), collection(_PLACE, "ConfigMap")
 
     async def create(path: str, manifest: Manifest) -> None:
-        # The API server gives up a request that takes 34 s, and may have stored its object.
+        # The API server gives up a request that takes 34 s, or etcd does, and may have stored its object.
         while True:
             try:
                 return await admin.create(path, manifest)
             except ClusterError as error:
                 if ": 409 " in str(error):
                     return None
-                if ": 504 " not in str(error):
+                if ": 504 " not in str(error) and "deadline exceeded" not in str(error):
                     raise
 
     async def create_huge(number: str) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from dtj.api.crd import custom_resource_definition
 from dtj.api.identity import KIND, LABEL_ATTEMPT, LABEL_JOB
@@ -19,6 +19,7 @@ from tests.unit.support.copies import copied
 from tests.unit.support.mpijob_crd import MPIJOB_SCHEMA
 from tests.unit.support.structural import schema_faults, with_defaults
 
+T = TypeVar("T")
 Name = tuple[str, str, str]
 """Kind, namespace and name."""
 SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -187,7 +188,7 @@ class FakeCluster:
         asked = {"kind": KIND, "metadata": {"name": name}, "status": patch}
         return self._carry_out("patch", asked, write)
 
-    def _carry_out(self, verb: str, manifest: Manifest, do: Callable[[], Any]) -> Any:
+    def _carry_out(self, verb: str, manifest: Manifest, do: Callable[[], T]) -> T:
         if self.die_at is not None:
             self.die_at -= 1
         call = Call(verb, manifest["kind"], manifest["metadata"]["name"])

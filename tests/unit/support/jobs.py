@@ -44,6 +44,6 @@ def stored(name: str = "mnist", **spec: Any) -> Manifest:
 
 def with_template(template: Manifest, role: str = "worker") -> Manifest:
     """A job whose role has this template."""
-    roles = {"worker": {"replicas": 2}}
-    roles.setdefault(role, {})["template"] = template  # type: ignore[arg-type]
+    roles: dict[str, Manifest] = {"worker": {"replicas": 2}}
+    roles.setdefault(role, {})["template"] = template
     return manifest(replicaSpecs=roles)
