@@ -11,6 +11,7 @@ from typing import Any, cast
 import aiohttp
 import kopf
 
+from dtj.api.identity import PLURAL
 from dtj.cluster import user_agent
 from dtj.cluster.decoding import decoded
 
@@ -21,8 +22,12 @@ _REQUEST_SECONDS = 60.0
 _SILENCE_SECONDS = 70.0
 _WATCH_SECONDS = 600
 _WATCH_SLACK_SECONDS = 30
+# Seconds before kopf lists or watches jobs again after an error. The informers tell of the error, and serve the jobs.
+_REFUSED_SECONDS = 20.0
 # Seconds before kopf repeats a request whose answer was not JSON.
 _NO_JSON_SECONDS = 1.0
+# 401: kopf logs in again. 410: a watch at a version that is too old.
+_FOR_KOPF = (401, 410)
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion")
 _log = logging.getLogger(__name__)
 
@@ -67,8 +72,17 @@ class IdentityResponse(aiohttp.ClientResponse):
     """
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
-        """Read the head of the answer."""
+        """Read the head of the answer. Raises ClientPayloadError when the API server refuses a list or watch of jobs.
+
+        kopf ends after several such answers. With `watchNamespaces`, one namespace whose Role is gone would end the
+        service of all others. kopf lists anew after a ClientPayloadError.
+        """
         await super().start(connection)
+        if self.status >= 400 and self.status not in _FOR_KOPF and self.url.path.endswith(f"/{PLURAL}"):
+            _log.debug("GET %s: %s", self.url.path, self.status)
+            self.close()
+            await asyncio.sleep(_REFUSED_SECONDS)
+            raise aiohttp.ClientPayloadError(f"{self.status} {self.reason}")
         if self.status < 400 and self.url.query.get("watch"):
             self.content = cast(aiohttp.StreamReader, _Events(self.content, self.url.path))
         return self

@@ -66,18 +66,22 @@ class Leader:
             recorder=_recorder(options),
         )
         self._controller = Controller(queue, reconciler, lister, metrics)
-        self._opening: asyncio.Task[None] | None = None
+        metrics.namespaces_refused.set_function(lambda: len(self._informers.refused()))
+        self._opening: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start watches and workers. Workers get their first job when the caches have synced."""
+        """Start watches and workers. Workers get the jobs of a namespace when its caches have synced."""
         self._controller.start(self._options.workers)
         self._informers.start()
-        self._opening = asyncio.create_task(self._open())
+        # A namespace that the API server refuses, for example because its Role is gone, holds up no other namespace.
+        self._opening = [
+            asyncio.create_task(self._open(namespace)) for namespace in self._informers.namespaces
+        ]
 
-    async def _open(self) -> None:
+    async def _open(self, namespace: str | None) -> None:
         # Before the caches have synced, a pass would consider pods lost that are not listed yet.
-        await self._informers.synced()
-        self._controller.queue.open()
+        await self._informers.synced(namespace)
+        self._controller.queue.open(namespace)
 
     def changed(self, key: Key, version: str) -> None:
         """Handle kopf's event of a job: the job was created, changed or deleted at this version."""
@@ -86,12 +90,17 @@ class Leader:
     def _cached(self, key: Key) -> None:
         self._controller.cached(key)
 
-    def figures(self) -> dict[str, float]:
-        """Return figures for the health check; a figure that keeps growing shows a leak. Raises Stuck."""
+    def figures(self) -> dict[str, object]:
+        """Return figures for the health check; a figure that keeps growing shows a leak. Raises Stuck.
+
+        `refused` is no failure of the process: its restart would end the service of the other namespaces.
+        """
+        refused = self._informers.refused()
         return {
             **self._controller.check(),
             "objects": self._informers.check(),
             "tasks": len(asyncio.all_tasks()),
+            **({"refused": refused} if refused else {}),
         }
 
     async def stop_passes(self, grace: float) -> None:
@@ -100,8 +109,8 @@ class Leader:
 
     async def stop(self) -> None:
         """Stop everything, and close the connections. The next leader continues from the stored statuses."""
-        if self._opening:
-            self._opening.cancel()
+        for opening in self._opening:
+            opening.cancel()
         await self._controller.stop()
         await self._informers.stop()
         await self._progress.close()

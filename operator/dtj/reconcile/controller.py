@@ -129,6 +129,5 @@ class Controller:
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(_RESYNC_SECONDS)
-            # Before the queue opens, the caches may have jobs without their pods.
-            for key in self._view.active() if self.queue.opened else ():
+            for key in self._view.active():
                 self.queue.add(key)

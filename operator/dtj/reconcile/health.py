@@ -14,7 +14,7 @@ class Health:
     """The endpoint /healthz. The answer is 500 when `check` raises Stuck."""
 
     def __init__(self) -> None:
-        self.check: Callable[[], Mapping[str, float]] = dict
+        self.check: Callable[[], Mapping[str, object]] = dict
         """Returns figures of the running operator; raises Stuck. A replica that waits has no figures."""
 
     @asynccontextmanager

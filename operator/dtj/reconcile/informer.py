@@ -101,6 +101,8 @@ class Informer(Generic[T]):
     def __init__(self, source: Source, selection: Selection, cache: Cache[T]) -> None:
         self.synced = asyncio.Event()
         """Set once the cache has all objects of the first list."""
+        self.refusal: str | None = None
+        """The words with which the API server refuses to list or watch the objects; None where it does not."""
         self._source = source
         self._selection = selection
         self._cache = cache
@@ -117,10 +119,11 @@ class Informer(Generic[T]):
                 if error.status == _GONE:
                     self._version = None
                 at_least = error.retry_after or 0.0
-                # An interrupted watch resumes at its last version: no warning. A refused request is a warning.
-                level = logging.DEBUG if error.status in (0, _GONE) else logging.WARNING
-                _log.log(level, "the cache of %s may be out of date: %s", self._selection.kind, error)
-            moved = self._version not in (None, version)
+                self._tell(error)
+            else:
+                self._allowed()
+            # A version that is too old costs no pause: a namespace that is back would wait for its list.
+            moved = self._version != version
             pause = _FIRST_PAUSE_SECONDS if moved else min(2 * pause, _LONGEST_PAUSE_SECONDS)
             await asyncio.sleep(max(at_least, pause * random.uniform(0.5, 1.5)))  # noqa: S311 - jitter
 
@@ -134,6 +137,7 @@ class Informer(Generic[T]):
             elif what != "BOOKMARK":
                 self._put(about)
             self._version = about["metadata"]["resourceVersion"]
+            self._allowed()
 
     async def _list(self) -> str:
         listed, version = set(), ""
@@ -143,7 +147,29 @@ class Informer(Generic[T]):
                 listed.add(manifest["metadata"]["uid"])
                 self._put(manifest)
         self._cache.keep(listed, self._selection.namespace)
+        self._allowed()
         return version
+
+    def _tell(self, error: ApiError) -> None:
+        """Warn of a refused request once, until its words change: the request is repeated for as long as it takes.
+
+        An interrupted watch resumes at its last version: no warning.
+        """
+        refused = error.status not in (0, _GONE)
+        level = logging.WARNING if refused and str(error) != self.refusal else logging.DEBUG
+        _log.log(level, "the cache of %s may be out of date: %s", self._what, error)
+        if refused:
+            self.refusal = str(error)
+
+    def _allowed(self) -> None:
+        if self.refusal is not None:
+            self.refusal = None
+            _log.info("the cache of %s is up to date again", self._what)
+
+    @property
+    def _what(self) -> str:
+        namespace = self._selection.namespace
+        return self._selection.kind + (f" in namespace {namespace}" if namespace else "")
 
     def _put(self, manifest: Manifest) -> None:
         try:

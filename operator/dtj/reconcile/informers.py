@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from sys import intern
 from typing import Any
 
@@ -63,22 +64,37 @@ class Informers:
             ("apps/v1", "Deployment", _OURS): self.deployments,
             ("v1", "Pod", _RECORDS): self.records,
         }
-        self._informers = [
-            Informer(source, Selection(*selection, namespace), cache)
-            for selection, cache in caches.items()
-            for namespace in namespaces or (None,)
-        ]
+        self.namespaces: Sequence[str | None] = list(dict.fromkeys(namespaces)) or [None]
+        self._informers = {
+            namespace: [
+                Informer(source, Selection(*selection, namespace), cache)
+                for selection, cache in caches.items()
+            ]
+            for namespace in self.namespaces
+        }
         self._caches = caches.values()
         self._tasks: list[asyncio.Task[Any]] = []
 
     def start(self) -> None:
         """Begin to list and watch."""
-        self._tasks = [asyncio.create_task(informer.run()) for informer in self._informers]
+        every = chain.from_iterable(self._informers.values())
+        self._tasks = [asyncio.create_task(informer.run()) for informer in every]
 
-    async def synced(self) -> None:
-        """Wait until every informer has its first list in the cache."""
-        for informer in self._informers:
+    async def synced(self, namespace: str | None = None) -> None:
+        """Wait until every informer of this namespace has its first list in the cache."""
+        for informer in self._informers[namespace]:
             await informer.synced.wait()
+
+    def refused(self) -> dict[str, str]:
+        """Return the namespaces in which the API server refuses a list or a watch, with its words.
+
+        The name of all namespaces together is an empty string.
+        """
+        refusals = (
+            (namespace or "", next((each.refusal for each in informers if each.refusal), None))
+            for namespace, informers in self._informers.items()
+        )
+        return {namespace: words for namespace, words in refusals if words}
 
     async def stop(self) -> None:
         """End every watch."""

@@ -136,6 +136,12 @@ class Metrics:
             registry=to,
         )
         self.queue_depth = Gauge("dtj_queue_depth", "Jobs that wait for a pass.", registry=to)
+        self.namespaces_refused = Gauge(
+            "dtj_namespaces_refused",
+            "Namespaces of watchNamespaces in which the API server refuses to list or watch jobs or their objects; "
+            "without watchNamespaces, 1 where it refuses that for the cluster. /healthz names them.",
+            registry=to,
+        )
         self._requests = Counter(
             "dtj_api_requests",
             "Requests to the API server, without watches of jobs and the lease's, by HTTP status; code 0: no answer "

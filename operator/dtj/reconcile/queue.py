@@ -31,13 +31,14 @@ class WorkQueue:
         """clock: returns seconds of a monotonic clock.
         rest: seconds after a pass in which no worker gets the key again, so that all watch events that the pass's own
         writes cause lead to one pass.
-        opened: whether workers get keys at once; if False, workers get keys only after `open`.
+        opened: whether workers get keys at once; if False, workers get the keys of a namespace only after `open`.
         """
         self._clock = clock
         self._rest = rest
         self._rng = rng or random.Random()  # noqa: S311 - jitter
-        self.opened = opened
-        """Whether workers get keys now."""
+        self._opened: set[str | None] = {None} if opened else set()
+        self._held: dict[Key, None] = {}
+        """The keys of namespaces that are not open, in their order. They are not late: nobody serves them yet."""
         self._ready: OrderedDict[str, deque[Key]] = OrderedDict()
         """The keys that wait, by namespace. The first namespace has the next turn."""
         self._since: dict[Key, float] = {}
@@ -53,14 +54,22 @@ class WorkQueue:
         self._failures: dict[Key, int] = {}
         self._wake = asyncio.Event()
 
-    def open(self) -> None:
-        """Give keys to workers from now on."""
-        self.opened = True
-        self._wake.set()
+    def open(self, namespace: str | None = None) -> None:
+        """Give the keys of this namespace to workers from now on; None: the keys of all namespaces."""
+        self._opened.add(namespace)
+        held, self._held = self._held, {}
+        for key in held:
+            self.add(key)
+
+    def is_open(self, namespace: str) -> bool:
+        """Return whether workers get the keys of this namespace now."""
+        return None in self._opened or namespace in self._opened
 
     def add(self, key: Key) -> None:
         """Add the key. The next free worker takes the key in its turn."""
-        if key in self._busy or key in self._resting:
+        if not self.is_open(key[0]):
+            self._held[key] = None
+        elif key in self._busy or key in self._resting:
             self._again.add(key)
         elif key not in self._since:
             self._since[key] = self._clock()
@@ -99,6 +108,7 @@ class WorkQueue:
     def drop(self, key: Key) -> None:
         """Drop the backoff and the timer of a job that was deleted."""
         self.forget(key)
+        self._held.pop(key, None)
         self._cancel_timer(key)
 
     def _cancel_timer(self, key: Key) -> None:
@@ -108,7 +118,7 @@ class WorkQueue:
 
     async def take(self) -> Key:
         """Wait for a key, and return the oldest key of the next namespace. The worker must call `done` later."""
-        while not (self._ready and self.opened):
+        while not self._ready:
             self._wake.clear()
             await self._wake.wait()
         namespace, keys = self._ready.popitem(last=False)

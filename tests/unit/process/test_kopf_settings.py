@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from dtj import kopf_settings
+from dtj.api.identity import API_VERSION, PLURAL
 from dtj.cluster import user_agent
 from dtj.kopf_settings import trigger_session
 
@@ -36,10 +37,13 @@ NO_OBJECTS = [
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kopf_settings, "_NO_JSON_SECONDS", 0.0)
+    monkeypatch.setattr(kopf_settings, "_REFUSED_SECONDS", 0.0)
 
 
 @asynccontextmanager
-async def answered(text: str, query: str = "", status: int = 200) -> AsyncIterator[aiohttp.ClientResponse]:
+async def answered(
+    text: str, query: str = "", status: int = 200, path: str = "/jobs"
+) -> AsyncIterator[aiohttp.ClientResponse]:
     """The answer of a server that says this."""
 
     async def handle(request: web.Request) -> web.Response:
@@ -48,14 +52,14 @@ async def answered(text: str, query: str = "", status: int = 200) -> AsyncIterat
         return web.Response(text=text, status=status, content_type="application/json")
 
     app = web.Application()
-    app.router.add_get("/jobs", handle)
+    app.router.add_get(path, handle)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     server = f"http://127.0.0.1:{runner.addresses[0][1]}"
     session = trigger_session(kopf.ConnectionInfo(server=server, token="secret")).aiohttp_session
     try:
-        async with asyncio.timeout(60), session.get(f"{server}/jobs{query}") as response:
+        async with asyncio.timeout(60), session.get(f"{server}{path}{query}") as response:
             yield response
     finally:
         await session.close()
@@ -121,3 +125,19 @@ async def test_a_refusal_is_read_by_aiohttp_itself() -> None:
     for query in ("", "?watch=true"):
         async with answered('{"kind": "Status", "code": 410}', query, status=410) as response:
             assert await response.json() == {"kind": "Status", "code": 410}
+
+
+@pytest.mark.parametrize("query", ["", "?watch=true"])
+@pytest.mark.parametrize("status", [403, 404, 429, 500, 503])
+async def test_a_namespace_that_is_refused_is_a_cut_connection(query: str, status: int) -> None:
+    # kopf ends after some such answers, and the service of all other namespaces with it.
+    path = f"/apis/{API_VERSION}/namespaces/gone/{PLURAL}"
+    with pytest.raises(aiohttp.ClientPayloadError, match=str(status)):
+        async with answered('{"kind": "Status"}', query, status, path):
+            pass
+
+
+@pytest.mark.parametrize("status", [401, 410])
+async def test_kopf_reads_that_its_login_or_its_version_is_too_old(status: int) -> None:
+    async with answered("{}", "?watch=true", status, f"/apis/{API_VERSION}/{PLURAL}") as response:
+        assert response.status == status

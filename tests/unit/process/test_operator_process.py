@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import yaml
+from aiohttp import web
 
 from dtj.api.identity import KIND, PLURAL
 from dtj.cluster.api import KubernetesApi
@@ -33,7 +35,8 @@ from dtj.operator_flags import read_flags
 from dtj.plan.nodes import LOST_NODE_SECONDS
 from dtj_trainer.contract.distribution import version
 from tests import warm
-from tests.unit.support.http_cluster import HttpCluster, http_cluster
+from tests.unit.support.api_answers import refused
+from tests.unit.support.http_cluster import Answer, HttpCluster, http_cluster
 from tests.unit.support.jobs import stored
 from tests.unit.support.kubeconfig import write_kubeconfig
 from tests.unit.support.operator_process import PROGRAM
@@ -365,6 +368,65 @@ async def test_one_of_two_namespaces_asks_nothing_of_the_rest_of_the_cluster(
 
     assert not [name for name in api.cluster.objects if name[1] == "elsewhere" and name[0] != KIND]
     assert {path.split("/namespaces/")[-1].split("/")[0] for path in api.listed} == {"ml", "vision"}
+
+
+QUICK = "from dtj.reconcile import informer; informer._LONGEST_PAUSE_SECONDS = 0.2; " + PROGRAM
+"""The operator, which does not wait long before it asks again."""
+
+
+async def test_a_namespace_that_is_gone_holds_up_no_other_and_is_served_when_it_is_back(
+    api: HttpCluster, start: Start
+) -> None:
+    there = False
+
+    async def forbid(request: web.Request, answer: Answer) -> web.StreamResponse:
+        if there or "/namespaces/gone/" not in request.path:
+            return await answer()
+        return refused(403, "Forbidden", f"{request.match_info['plural']} is forbidden")
+
+    def put(namespace: str, name: str) -> None:
+        job = stored(name, artifacts=None)
+        job["metadata"] = job["metadata"] | {"namespace": namespace, "uid": f"uid-{namespace}-{name}"}
+        api.cluster.put(job)
+
+    def served(namespace: str, name: str) -> bool:
+        return any(kind == "Pod" and at == namespace and pod.startswith(f"{name}-")
+                   for kind, at, pod in api.cluster.objects)  # fmt: skip
+
+    api.fault = forbid
+    operator = await start("first", "--namespace=ml", "--namespace=gone", program=QUICK)
+    for namespace in ("ml", "gone"):
+        put(namespace, "one")
+    await until(lambda: served("ml", "one"))
+    health = json.loads(await operator.healthy())
+    assert list(health["refused"]) == ["gone"]
+    assert "403 Forbidden: " in health["refused"]["gone"]
+    assert "dtj_namespaces_refused 1.0" in await operator.metrics()
+    assert not served("gone", "one")
+
+    there = True
+    await until(lambda: served("gone", "one"))
+    async with asyncio.timeout(PATIENCE):
+        while "dtj_namespaces_refused 0.0" not in await operator.metrics():
+            await asyncio.sleep(0.02)
+    assert "refused" not in json.loads(await operator.healthy())
+
+    # It goes again while the operator runs, with its watches.
+    there = False
+    api.watches.cut()
+    async with asyncio.timeout(PATIENCE):
+        while "dtj_namespaces_refused 1.0" not in await operator.metrics():
+            await asyncio.sleep(0.02)
+    for namespace in ("ml", "gone"):
+        put(namespace, "two")
+    await until(lambda: served("ml", "two"))
+    there = True
+    await until(lambda: served("gone", "two"))
+
+    code, said = await operator.end()
+    assert (code, "Traceback" in said) == (0, False), said
+    told = said.count("the cache of Pod in namespace gone may be out of date: 403")
+    assert told <= 4, "once each time, for the jobs' pods and for record pods"
 
 
 @pytest.mark.parametrize(

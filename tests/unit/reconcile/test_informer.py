@@ -215,6 +215,70 @@ async def test_what_a_role_does_not_allow_is_told(caplog: pytest.LogCaptureFixtu
         assert "the cache of Thing may be out of date: 403 Forbidden: things is forbidden" in caplog.text
 
 
+async def test_a_refusal_that_lasts_is_told_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    forbidden = ApiError(403, "Forbidden", "things is forbidden")
+    script = Script([*[forbidden] * 5, []], [[]])
+    seen: list[str | None] = []
+    informer = Informer(script, Selection("v1", "Thing", namespace="ml"), Told().cache)
+    task = asyncio.create_task(informer.run())
+    with caplog.at_level(logging.INFO):
+        async with asyncio.timeout(60):
+            while not script.done.is_set():
+                seen.append(informer.refusal)
+                await asyncio.sleep(0)
+    task.cancel()
+    assert set(seen) == {None, "403 Forbidden: things is forbidden"}
+    assert informer.refusal is None
+    assert [record.message for record in caplog.records] == [
+        "the cache of Thing in namespace ml may be out of date: 403 Forbidden: things is forbidden",
+        "the cache of Thing in namespace ml is up to date again",
+    ]
+
+
+async def test_a_namespace_that_is_back_waits_for_no_second_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version of its watch is too old by then."""
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(informer_module, "_FIRST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(informer_module.asyncio, "sleep", noted)
+    forbidden = ApiError(403, "Forbidden", "things is forbidden")
+    script = Script([[], []], [*[[forbidden]] * 20, [TOO_OLD], []])
+    async with following(script, Told()):
+        assert script.asked[-3:] == ["10", "list", "10"]
+    assert 15 <= pauses[-2] <= 45
+    assert pauses[-1] < 0.2
+
+
+async def test_namespaces_that_the_api_server_refuses_are_named_and_the_others_are_cached() -> None:
+    class Refusing(Script):
+        async def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Manifest], str]]:
+            if selection.namespace == "gone":
+                raise ApiError(403, "Forbidden", f"{selection.kind} is forbidden")
+            yield [], "10"
+
+        async def changes(
+            self, selection: Selection, resource_version: str
+        ) -> AsyncIterator[tuple[str, Manifest]]:
+            await asyncio.Event().wait()
+            yield "BOOKMARK", {}
+
+    informers = Informers(Refusing([], []), ["ml", "gone", "ml"], *3 * [lambda _: None])
+    assert informers.namespaces == ["ml", "gone"]
+    informers.start()
+    await asyncio.wait_for(informers.synced("ml"), 60)
+    async with asyncio.timeout(60):
+        while not informers.refused():
+            await asyncio.sleep(0)
+    assert list(informers.refused()) == ["gone"]
+    assert informers.refused()["gone"].startswith("403 Forbidden: ")
+    await informers.stop()
+
+
 async def test_an_object_that_nobody_can_read_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     told = Told()
     changes: list[Step] = [("ADDED", thing("odd", "nonsense", version=11)), ("ADDED", thing("x", version=12))]

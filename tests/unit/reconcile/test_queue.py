@@ -277,3 +277,21 @@ async def test_a_queue_gives_nothing_out_before_it_is_opened() -> None:
     assert not taken.done()
     queue.open()
     assert await asyncio.wait_for(taken, 10) == A
+
+
+async def test_a_namespace_that_is_not_open_holds_up_no_other_and_is_not_late() -> None:
+    now = 0.0
+    queue = WorkQueue(lambda: now, opened=False)
+    other = ("gone", "a")
+    for key in (other, A, other, ("gone", "b")):
+        queue.add(key)
+    queue.open("ml")
+    assert await asyncio.wait_for(queue.take(), 10) == A
+    queue.done(A)
+    now = 1000.0
+    assert (queue.oldest(), len(queue), queue.crowded()) == (0.0, 0, False)
+    queue.drop(("gone", "b"))
+    queue.open("gone")
+    assert await asyncio.wait_for(queue.take(), 10) == other
+    assert len(queue) == 0
+    assert queue.waited(other) == 0.0
