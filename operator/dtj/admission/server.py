@@ -12,15 +12,16 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter
 
+from dtj.admission.connections import Connections, Turns
 from dtj.admission.review import Malformed, review
 from dtj.api.nesting import read_json
 
 PATH, READY = "/validate", "/ready"
 # An API server accepts objects up to 3 MiB. An update sends two objects, the user and the options.
 _LARGEST = 2 * 3 * 2**20 + 2**18
-# Maximum number of requests in memory at the same time. Other requests wait.
-_AT_ONCE = 16
-_BODY_SECONDS = 10.0
+# With the head of the request, and with what arrives after a body that is too large.
+_LONGEST_CONNECTION = _LARGEST + 2**20
+_BODY_SECONDS = 2.0
 _VERDICTS = ("allowed", "refused", "malformed", "error")
 
 
@@ -41,7 +42,7 @@ class Server:
             self._requests.labels(verdict)
         # Reviews run in a thread, because reviews would delay the passes in the event loop.
         self._reviews = ThreadPoolExecutor(max_workers=1, thread_name_prefix="review")
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._turns = Turns()
 
     @asynccontextmanager
     async def served(self, port: int, context: ssl.SSLContext, host: str | None = None) -> AsyncIterator[int]:
@@ -49,37 +50,51 @@ class Server:
 
         port: 0 chooses a free port. host: None listens on all addresses.
         """
-        app = web.Application(client_max_size=_LARGEST)
+        app = web.Application()
         app.router.add_post(PATH, self._validate)
         app.router.add_get(READY, _ready)
-        runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(
+            app, handle_signals=False, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
+        )
         await runner.setup()
+        assert runner.server is not None
+        self._connections = Connections(runner.server, context, _LONGEST_CONNECTION)
         try:
-            await web.TCPSite(runner, host, port, ssl_context=context).start()
-            yield runner.addresses[0][1]
+            async with self._connections.accepted(host, port) as bound:
+                yield bound
         finally:
             await runner.cleanup()
+            await self._connections.close()
             self._reviews.shutdown(wait=False, cancel_futures=True)
 
     async def _validate(self, request: web.Request) -> web.Response:
-        verdict = "error"
+        verdict: str | None = "error"
         try:
-            async with self._turns:
-                body = await _read(request)
+            # The body is read before the turn: a client that sends slowly delays nobody.
+            connection = self._connections.of(request)
+            if connection is None:
+                raise Malformed("the connection is closed")
+            await _read(request, connection.body)
+            connection.arrived()
+            async with self._turns.turn(connection.address):
                 allowed, text = await asyncio.get_running_loop().run_in_executor(
-                    self._reviews, _reviewed, body, self._host_paths
+                    self._reviews, _reviewed, connection.body, self._host_paths
                 )
             verdict = "allowed" if allowed else "refused"
             answer = web.Response(text=text, content_type="application/json")
         except Malformed as error:
             verdict = "malformed"
             answer = web.Response(status=400, text=f"{error}\n")
+        except asyncio.CancelledError:
+            verdict = None  # The client has gone, or it was too slow.
+            raise
         finally:
-            self._requests.labels(verdict).inc()
+            if verdict is not None:
+                self._requests.labels(verdict).inc()
         return _last(answer)
 
 
-def _reviewed(body: bytes, host_paths: Sequence[str]) -> tuple[bool, str]:
+def _reviewed(body: bytearray, host_paths: Sequence[str]) -> tuple[bool, str]:
     """Return whether the job is allowed, and the answer as JSON. Raises Malformed."""
     try:
         request = read_json(body)
@@ -92,13 +107,14 @@ def _reviewed(body: bytes, host_paths: Sequence[str]) -> tuple[bool, str]:
     return answer["response"]["allowed"], json.dumps(answer)
 
 
-async def _read(request: web.Request) -> bytes:
-    """Return the body of the request. Raises Malformed."""
+async def _read(request: web.Request, body: bytearray) -> None:
+    """Read the body of the request. Raises Malformed."""
     try:
         async with asyncio.timeout(_BODY_SECONDS):
-            return await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        raise Malformed(f"the request has more than {_LARGEST} bytes") from None
+            async for block in request.content.iter_any():
+                body += block
+                if len(body) > _LARGEST:
+                    raise Malformed(f"the request has more than {_LARGEST} bytes")
     except TimeoutError:
         raise Malformed(f"the request did not arrive in {_BODY_SECONDS:g} s") from None
 

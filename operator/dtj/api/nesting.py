@@ -19,7 +19,7 @@ _STORED_LEVELS = 20_000
 _TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
 
 
-def read_json(text: str | bytes) -> Any:
+def read_json(text: str | bytes | bytearray) -> Any:
     """JSON as data. Raises ValueError.
 
     Where the text is nested more deeply than Python can read, null stands for what is at more than 200 levels: one

@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import sys
 import threading
 from asyncio.subprocess import PIPE
@@ -163,6 +164,27 @@ async def test_a_request_that_does_not_end_is_given_up(
 
     status, text = await post(running.port, PAIR.authorities, endless())  # type: ignore[arg-type]
     assert (status, text) == (400, "the request did not arrive in 0.05 s\n")
+
+
+async def test_clients_that_send_slowly_delay_nobody(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission_server, "_BODY_SECONDS", 3600.0)
+    trusting = ssl.create_default_context(cadata=PAIR.authorities.decode())
+    head = b"POST /validate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+    slow = []
+    for _ in range(48):
+        _, writer = await asyncio.open_connection(
+            "127.0.0.1", running.port, ssl=trusting, server_hostname=HOST
+        )
+        writer.write(head)
+        await writer.drain()
+        slow.append(writer)
+    async with asyncio.timeout(100):
+        status, _ = await running.post(json.dumps(request("CREATE", job())).encode())
+    assert status == 200
+    for writer in slow:
+        writer.close()
 
 
 async def test_what_goes_wrong_inside_is_an_error_of_one_request(
