@@ -24,6 +24,7 @@ from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
 from dtj.reconcile.record import Recorder
+from dtj.reconcile.record_places import RecordPlaces
 from dtj.reconcile.view import Key
 from dtj_trainer.contract.history import RecordedPod
 
@@ -63,7 +64,7 @@ class Leader:
             moves=queue.moved,
             crowded=queue.crowded,
             host_paths=options.data_cache_host_paths,
-            recorder=_recorder(options),
+            recorder=_recorder(options, RecordPlaces(wake=queue.add)),
         )
         self._controller = Controller(queue, reconciler, lister, metrics)
         metrics.namespaces_refused.set_function(lambda: len(self._informers.refused()))
@@ -117,7 +118,7 @@ class Leader:
         await self._cluster.close()
 
 
-def _recorder(options: Options) -> Recorder | None:
+def _recorder(options: Options, places: RecordPlaces) -> Recorder | None:
     image = options.record_image or options.tensorboard_image
     if image == NO_RECORDS:
         return None
@@ -125,7 +126,7 @@ def _recorder(options: Options) -> Recorder | None:
     def build(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: str) -> Manifest:
         return record_pod(replace(job, pod_user=options.job_user), status, pods, time, image)
 
-    return Recorder(build)
+    return Recorder(build, places)
 
 
 def _plans(options: Options) -> PlanCache:

@@ -16,6 +16,7 @@ from dtj.api.reasons import Reason
 from dtj.api.status import JobStatus
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.memory import Memory
+from dtj.reconcile.record_places import RecordPlaces
 from dtj.reconcile.refusal import Refused, make
 from dtj.reconcile.retry import FIRST_SECONDS
 from dtj.reconcile.snapshot import Snapshot
@@ -26,11 +27,10 @@ from dtj.status.times import written_time
 from dtj_trainer.contract.history import RecordedPod
 
 _log = logging.getLogger(__name__)
-MOST_RECORD_PODS = 16
-"""Record pods at a time, of all jobs."""
 MOST_LOST = 5
 """The cluster may take away so many record pods of a job, one after another, before the record is given up."""
-_TURN_SECONDS = 5.0
+# A job that waits for its turn is woken when it has it. It asks again after so long all the same.
+_TURN_SECONDS = 60.0
 _PLACE = "spec.artifacts"
 
 Build = Callable[[Job, JobStatus, Sequence[RecordedPod], str], Manifest]
@@ -85,14 +85,11 @@ def _name(job: Job, status: JobStatus) -> str:
 
 
 class Recorder:
-    """Makes and deletes record pods. Only `most` jobs have one at a time."""
+    """Makes and deletes record pods. Only the jobs with a place have one."""
 
-    def __init__(self, build: Build, most: int = MOST_RECORD_PODS) -> None:
+    def __init__(self, build: Build, places: RecordPlaces) -> None:
         self._build = build
-        self._most = most
-        self._held: set[Key] = set()
-        """The jobs that have, or are about to have, a record pod."""
-        self._waiting: set[Key] = set()
+        self._places = places
 
     async def keep(
         self, cluster: Cluster, memory: Memory, seen: Snapshot, status: JobStatus, *, wanted: bool
@@ -122,29 +119,18 @@ class Recorder:
                 memory.record_tries.reset()
             return None
         if any(pod.name == name for pod in seen.records):
-            self._held.add(key)
+            self._places.hold(key)
             return None
         if left := memory.record_tries.due_in():
-            self._held.discard(key)  # Other jobs have their turn meanwhile.
+            self._places.leave(key)  # Other jobs have their turn meanwhile.
             return left
-        if key not in self._held and len(self._held) >= self._most:
-            return self._turn(key)
-        self._waiting.discard(key)
-        self._held.add(key)
+        if not self._places.take(key):
+            return random.uniform(1.0, 2.0) * _TURN_SECONDS  # noqa: S311 - not for secrets
         return await self._make(cluster, memory, job, seen, status)
 
     def forget(self, key: Key) -> None:
         """Give up the job's place."""
-        self._held.discard(key)
-        self._waiting.discard(key)
-
-    def _turn(self, key: Key) -> float:
-        """Return the seconds after which a job asks again for its turn. Few jobs ask at a time."""
-        waits = random.uniform(1.0, 2.0) * _TURN_SECONDS  # noqa: S311 - not for secrets
-        if key not in self._waiting:
-            waits += len(self._waiting)
-        self._waiting.add(key)
-        return waits
+        self._places.leave(key)
 
     async def _make(
         self, cluster: Cluster, memory: Memory, job: Job, seen: Snapshot, status: JobStatus
@@ -158,7 +144,7 @@ class Recorder:
         if before is None and memory.record_tries.failed >= MOST_LOST:
             why = f"the cluster took {MOST_LOST} record pods away, one after another"
             memory.no_record = Refusal(why, since, lasting=True)
-            self._held.discard((job.namespace, job.name))
+            self._places.leave((job.namespace, job.name))
             return 0.0
         try:
             # The record says of itself that it is written, as the stored status does once the pod has succeeded.
@@ -172,6 +158,6 @@ class Recorder:
             memory.no_record = None
             return None
         _log.warning("%s/%s: its record pod: %s", job.namespace, job.name, memory.no_record.why)
-        self._held.discard((job.namespace, job.name))
+        self._places.leave((job.namespace, job.name))
         memory.record_tries.fail()
         return 0.0 if memory.no_record.lasting else memory.record_tries.due_in()

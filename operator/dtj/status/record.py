@@ -20,8 +20,6 @@ from dtj_trainer.contract import END_FILE
 
 SUSPENDED_SECONDS = 60.0
 """A suspension is recorded after it has lasted so long: Kueue suspends and resumes jobs often."""
-TTL_WAITS_SECONDS = 300.0
-"""The longest time after the end for which the TTL waits for the record."""
 POD_SECONDS = 300.0
 """Seconds from the creation of a record pod, or from the first refusal of one, until the operator gives up."""
 TURN_SECONDS = 3600.0
@@ -111,7 +109,8 @@ def _ended(
     if result.wanted and pod is None and seconds_since(ended, now) > TURN_SECONDS:
         late = f"other jobs had their turn for {TURN_SECONDS / 60:.0f} minutes"
         return Recording(replace(decision, status=_with(job, status, Reason.RECORD_GIVEN_UP, late, now)))
-    left = TTL_WAITS_SECONDS - seconds_since(ended, now)
+    # The wait for a turn is not the fault of the job, so the TTL waits for the record as long as the operator does.
+    left = TURN_SECONDS + POD_SECONDS - seconds_since(ended, now)
     now_known = result.decision.status.condition(ConditionType.RECORDED)
     if decision.expired and left > 0 and now_known is not None and now_known.reason == Reason.RECORD_PENDING:
         return replace(result, decision=_soon(replace(result.decision, expired=False), left))

@@ -17,6 +17,7 @@ from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.reconciler import Reconciler
 from dtj.reconcile.record import Recorder
+from dtj.reconcile.record_places import RecordPlaces
 from dtj.reconcile.view import Key
 from dtj.status.progress_report import Report
 from tests.unit.support.fake_cluster import FakeCluster, OperatorDied
@@ -88,6 +89,7 @@ class World:
         self.view = FakeView(self.cluster)
         self.view.deliver(behind=behind or {})
         self.progress = FakeProgress()
+        self.places = RecordPlaces(self.records, elapsed=self.elapsed)
         self.reconciler = Reconciler(
             self.cluster,
             self.view,
@@ -99,7 +101,7 @@ class World:
             counts_after=self.counts_after,
             at_once=self.at_once,
             host_paths=self.host_paths,
-            recorder=Recorder(partial(record_pod, image="tensorboard:1"), self.records)
+            recorder=Recorder(partial(record_pod, image="tensorboard:1"), self.places)
             if self.records
             else None,
         )

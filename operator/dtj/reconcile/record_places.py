@@ -1,0 +1,80 @@
+"""The places of record pods. Namespaces share them: the silent store of one tenant holds up no other tenant."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from dtj.reconcile.boot_clock import boot_clock
+from dtj.reconcile.view import Key
+
+MOST_RECORD_PODS = 16
+"""Record pods at a time, of all jobs."""
+# A job that has not asked for its place for so long does not use it: its passes break off, or nobody runs them.
+_FORGOTTEN_SECONDS = 600.0
+
+
+class RecordPlaces:
+    """Gives each place that becomes free to the namespace that has fewest, and there to the job that asked first.
+
+    One namespace leaves a quarter of the places free, for the next that comes.
+    """
+
+    def __init__(
+        self,
+        most: int = MOST_RECORD_PODS,
+        wake: Callable[[Key], None] = lambda _: None,
+        elapsed: Callable[[], float] = boot_clock,
+    ) -> None:
+        """wake: called with a job that has waited for a place and has the place now.
+        elapsed: returns seconds of a monotonic clock.
+        """
+        self._most = most
+        self._wake = wake
+        self._elapsed = elapsed
+        self._held: dict[Key, float] = {}
+        """When each job with a place asked for it last, or got it, in seconds of the clock."""
+        self._waiting: dict[str, dict[Key, None]] = {}
+        """The jobs that wait, by namespace."""
+
+    def hold(self, key: Key) -> None:
+        """Note that a job has a record pod."""
+        self._wait_no_more(key)
+        self._held[key] = self._elapsed()
+
+    def take(self, key: Key) -> bool:
+        """Return whether the job has a place. Without a place, the job waits for one from now on."""
+        if key not in self._held:
+            self._waiting.setdefault(key[0], {})[key] = None
+            self._give(asking=key)
+        if key in self._held:
+            self._held[key] = self._elapsed()
+            return True
+        return False
+
+    def leave(self, key: Key) -> None:
+        """Give up the job's place, or its wait."""
+        self._wait_no_more(key)
+        if self._held.pop(key, None) is not None:
+            self._give()
+
+    def _wait_no_more(self, key: Key) -> None:
+        waiting = self._waiting.get(key[0], {})
+        waiting.pop(key, None)
+        if not waiting:
+            self._waiting.pop(key[0], None)
+
+    def _give(self, asking: Key | None = None) -> None:
+        now = self._elapsed()
+        for key in [key for key, at in self._held.items() if now - at > _FORGOTTEN_SECONDS]:
+            del self._held[key]
+        while self._waiting and len(self._held) < self._most:
+            held = Counter(namespace for namespace, _ in self._held)
+            namespace = min(self._waiting, key=lambda each: held[each])
+            if held[namespace] >= self._most - self._most // 4:
+                return
+            key = next(iter(self._waiting[namespace]))
+            self._wait_no_more(key)
+            self._held[key] = now
+            if key != asking:
+                self._wake(key)
