@@ -41,9 +41,9 @@ def doctor(
 ) -> None:
     """Check a cluster and, with a job file, whether that job can run there.
 
-    Checks of the cluster: version, CRD, operator, your permissions. Checks of a job: accelerators, free resources of
-    the nodes, quotas, the Secret. In a pod with the job's image: DNS, writing below artifacts.uri, the data set. Exit
-    code 0: no check failed, there may be warnings; 1: a check failed.
+    Checks of the cluster: version, CRD, operator, its webhook, your permissions. Checks of a job: accelerators, free
+    resources of the nodes, quotas, the Secret. In a pod with the job's image: DNS, writing below artifacts.uri, the
+    data set. Exit code 0: no check failed, there may be warnings; 1: a check failed.
 
     ```
     dtj doctor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtj.api.identity import GROUP, PLURAL
 from dtj.api.job import Manifest
-from dtj.cluster.paths import segment
+from dtj.cluster.paths import collection_path, segment
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import UserApi
 
@@ -38,6 +38,10 @@ class Inspector(UserApi):
     async def operators(self) -> list[Manifest]:
         """List the operator's Deployments in all namespaces."""
         return (await self._list(_OPERATORS, "Deployment", {"labelSelector": _OPERATOR_LABEL}))[0]
+
+    async def would_create(self, manifest: Manifest) -> None:
+        """Let the API server judge an object, with all webhooks. The API server does not store the object."""
+        await self._request("POST", f"{collection_path(manifest)}?dryRun=All", manifest["kind"], manifest)
 
     async def allows(self, namespace: str, verb: str, resource: str, group: str) -> bool:
         """Return whether this user may do that in the namespace. resource: `pods` or `pods/log`, for example."""

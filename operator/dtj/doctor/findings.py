@@ -32,8 +32,10 @@ class Permission:
         return f"{self.verb} {self.resource}"
 
 
+CREATE_JOBS = Permission("create", PLURAL, GROUP, "`dtj submit`")
 PERMISSIONS = (
-    *(Permission(verb, PLURAL, GROUP, "`dtj submit`") for verb in ("create", "get", "list", "watch")),
+    CREATE_JOBS,
+    *(Permission(verb, PLURAL, GROUP, "`dtj submit`") for verb in ("get", "list", "watch")),
     Permission("delete", PLURAL, GROUP, "`dtj delete`", required=False),
     Permission("patch", PLURAL, GROUP, "`dtj suspend`, `dtj resume` and `dtj scale`", required=False),
     Permission("list", "pods", "", "`dtj status`", required=False),
@@ -42,6 +44,11 @@ PERMISSIONS = (
     Permission("list", "events", "", "`dtj status`", required=False),
     Permission("get", "secrets", "", "reading a job's bucket with its Secret", required=False),
 )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The API server takes an object."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,8 @@ class ClusterFindings:
     """Deployments of the operator in all namespaces."""
     allowed: Mapping[Permission, bool]
     """The permissions of the user in the namespace."""
+    faulty_job: Taken | str | None = None
+    """How the API server answers a job with a fault: its words, if it refuses the job; None: it was not asked."""
 
 
 @dataclass(frozen=True)

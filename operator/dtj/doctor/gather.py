@@ -11,7 +11,16 @@ from dtj.api.job import Job, Manifest
 from dtj.cluster.inspect import Inspector
 from dtj.cluster.port import ApiError
 from dtj.doctor import probe
-from dtj.doctor.findings import PERMISSIONS, ClusterFindings, JobFindings, SecretKeys, Unread
+from dtj.doctor.findings import (
+    CREATE_JOBS,
+    PERMISSIONS,
+    ClusterFindings,
+    JobFindings,
+    SecretKeys,
+    Taken,
+    Unread,
+)
+from dtj.doctor.webhook import faulty_job
 
 _POLL_SECONDS = 0.5
 Value = TypeVar("Value")
@@ -24,6 +33,7 @@ async def look_at_cluster(api: Inspector, namespace: str) -> ClusterFindings:
         api.serves(API_VERSION), _read(api.crd()), _read(api.operators())
     )
     allowed = await asyncio.gather(*(api.allows(namespace, p.verb, p.resource, p.group) for p in PERMISSIONS))
+    may_create = dict(zip(PERMISSIONS, allowed, strict=True))[CREATE_JOBS]
     return ClusterFindings(
         server=api.host,
         version=version,
@@ -32,6 +42,7 @@ async def look_at_cluster(api: Inspector, namespace: str) -> ClusterFindings:
         crd=crd,
         operators=operators,
         allowed=dict(zip(PERMISSIONS, allowed, strict=True)),
+        faulty_job=await _judged(api, faulty_job(namespace)) if served and may_create else None,
     )
 
 
@@ -67,6 +78,16 @@ async def run_pod(api: Inspector, pod: Manifest) -> Manifest:
         return current
     finally:
         await api.remove_pod(pod)
+
+
+async def _judged(api: Inspector, manifest: Manifest) -> Taken | str:
+    try:
+        await api.would_create(manifest)
+    except ApiError as error:
+        if error.status == 0:
+            raise
+        return error.message or error.reason
+    return Taken()
 
 
 async def _secret(api: Inspector, job: Job) -> SecretKeys | None:

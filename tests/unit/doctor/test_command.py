@@ -20,20 +20,27 @@ import yaml
 from aiohttp import web
 from typer.testing import CliRunner
 
+from dtj.admission.review import review
+from dtj.api.checking import check as checked
 from dtj.api.crd import custom_resource_definition
 from dtj.api.job import Manifest
 from dtj.cli.main import app
 from dtj.doctor import examine as examination
 from dtj.doctor.check import Check, failed, ok, warning
 from dtj.doctor.examine import examine
+from dtj.doctor.webhook import faulty_job
 from tests.unit.support import jobs
+from tests.unit.support.admission import request
 from tests.unit.support.api_answers import refused
 from tests.unit.support.doctor import KEYS, deployment, node, told
 from tests.unit.support.kubeconfig import write_kubeconfig
+from tests.unit.support.structural import schema_faults
 
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/distributedtrainingjobs.dtj.dev"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 PODS = "/api/v1/namespaces/ml/pods"
+JOBS = "/apis/dtj.dev/v1alpha1/namespaces/ml/distributedtrainingjobs"
+WEBHOOK = {"items": [deployment(args=["--webhook-port=9443", "--webhook-name=dtj-operator-webhook"])]}
 WELL = [("API server", "ok"), ("CRD", "ok"), ("operator", "ok"), ("permissions", "ok")]
 SAW = [{"name": "DNS", "verdict": "ok", "message": "a pod resolves it"}]
 
@@ -58,12 +65,17 @@ class Server:
         self.denied: set[tuple[str, str, str]] = set()
         self.pod_ends = True
         self.polled = asyncio.Event()
+        self.judge: Callable[[Manifest], web.Response] = lambda job: web.json_response(job, status=201)
+        """Answers a job that is not to be stored."""
 
     async def answer(self, request: web.Request) -> web.Response:
         if request.path == REVIEWS:
             asked = (await request.json())["spec"]["resourceAttributes"]
             denied = (asked["verb"], asked["resource"], asked["subresource"]) in self.denied
             return web.json_response({"status": {"allowed": not denied}}, status=201)
+        if request.path == JOBS and request.method == "POST":
+            assert request.query.getall("dryRun") == ["All"], "doctor makes no job"
+            return self.judge(await request.json())
         if request.path.startswith(PODS) and PODS not in self.answers:
             return await self._pod(request)
         answer = self.answers.get(request.path, 404)
@@ -108,6 +120,63 @@ def the_job(**spec: Any) -> Any:
 
 async def test_a_cluster_that_is_well(server: Server) -> None:
     assert told(await examine(None)) == WELL
+
+
+def reviewed(job: Manifest) -> web.Response:
+    """The answer of an API server that reaches the webhook."""
+    verdict = review(request("CREATE", job))["response"]
+    if verdict["allowed"]:
+        return web.json_response(job, status=201)
+    said = f'admission webhook "distributedtrainingjobs.dtj.dev" denied the request: {verdict["status"]["message"]}'
+    return refused(422, "Invalid", said)
+
+
+UNREACHED = (
+    'Internal error occurred: failed calling webhook "distributedtrainingjobs.dtj.dev": deadline exceeded'
+)
+
+
+@pytest.mark.parametrize(
+    ("judge", "verdict", "part"),
+    [
+        (reviewed, "ok", "a faulty job is refused"),
+        (None, "failed", "does not reach it, and takes faulty jobs unchecked"),
+        (
+            lambda _: refused(500, "InternalError", UNREACHED),
+            "failed",
+            "and refuses all jobs: Internal error",
+        ),
+        (lambda _: refused(403, "Forbidden", "a policy"), "warning", "refused with other words: a policy"),
+    ],
+    ids=["reached", "Ignore", "Fail", "a policy"],
+)
+async def test_a_webhook_must_refuse_a_faulty_job(
+    server: Server, judge: Callable[[Manifest], web.Response] | None, verdict: str, part: str
+) -> None:
+    server.answers["/apis/apps/v1/deployments"] = WEBHOOK
+    server.judge = judge or server.judge
+    checks = await examine(None)
+    assert told(checks) == [*WELL, ("webhook", verdict)]
+    assert part in checks[-1].message
+    assert ("port 9443" in (checks[-1].remedy or "")) is (verdict == "failed")
+
+
+async def test_who_may_not_read_the_operator_hears_of_a_webhook_that_answers(server: Server) -> None:
+    server.answers["/apis/apps/v1/deployments"] = 403
+    assert ("webhook", "ok") not in told(await examine(None))
+    server.judge = reviewed
+    assert told(await examine(None))[-1] == ("webhook", "ok")
+    server.denied.add(("create", "distributedtrainingjobs", ""))
+    assert told(await examine(None))[-1] == ("permissions", "failed")
+
+
+def test_the_crd_takes_the_faulty_job_of_the_check() -> None:
+    job = faulty_job("ml")
+    schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert list(schema_faults(schema, job)) == []
+    assert [str(fault) for fault in checked(job)[1] if not fault.field.startswith("metadata")] == [
+        "spec.env[0].name: DTJ_JOB is set by the operator"
+    ]
 
 
 async def test_a_job_that_can_run_and_the_pod_that_says_so(server: Server) -> None:
