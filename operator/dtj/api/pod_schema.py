@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -21,6 +21,16 @@ Given = Mapping[str, Any]
 """What is there already where a template is merged in: of an object its fields, of a list its entries by the value of
 their merge key.
 """
+# The fields of which Kubernetes takes one alone, although its schema does not say so. None: all fields of the object.
+_ONE_OF: Mapping[str, tuple[str, ...] | None] = {
+    "EnvVar": ("value", "valueFrom"),
+    "EnvVarSource": None,
+    "LifecycleHandler": None,
+    "Probe": ("exec", "grpc", "httpGet", "tcpSocket"),
+    "Volume": None,
+}
+# Objects that need such a field. A volume without a source is an emptyDir, and a variable without a value is empty.
+_NEEDS_ONE = ("EnvVarSource", "LifecycleHandler", "Probe")
 _BITS = {"int32": 31, "int64": 63}
 # As in `dtj.plan.merge`, of the lists in which the operator has entries.
 _MERGE_KEYS = {"containers": "name", "volumes": "name", "volumeMounts": "mountPath", "env": "name"}
@@ -35,6 +45,14 @@ def pod_faults(kind: str, value: Any, path: str, given: Given = _NOTHING) -> Ite
     over, where no field is required again.
     """
     yield from _Walk().look(kind, value, path, given)
+
+
+@cache
+def one_of(kind: str) -> tuple[str, ...]:
+    """Return the fields of an object of this kind of which Kubernetes takes one alone."""
+    if kind not in _ONE_OF:
+        return ()
+    return _ONE_OF[kind] or tuple(sorted(set(_definition(kind)[0]) - {"name"}))
 
 
 class _Walk:
@@ -71,6 +89,8 @@ class _Walk:
         for key in required:
             if value.get(key) is None and (key not in given or key in value):
                 yield Fault(f"{path}.{key}", "required")
+        if kind in _ONE_OF and (wrong := _together(kind, value, given)) is not None:
+            yield Fault(path, wrong)
 
     def _unknown_field(self, key: Any, fields: Iterable[str]) -> str:
         self._unknown += 1
@@ -99,6 +119,23 @@ class _Walk:
             merge_value = entry.get(merge_key) if given and merge_key and isinstance(entry, dict) else None
             inner = given.get(merge_value) if isinstance(merge_value, str) else None
             yield from self.look(kind, entry, where, inner if isinstance(inner, dict) else _NOTHING)
+
+
+def _together(kind: str, value: Mapping[str, Any], given: Given) -> str | None:
+    """Return which fields Kubernetes does not take together, or which it needs one of; None if nothing is wrong."""
+    fields = one_of(kind)
+    # An empty value of a variable is as if it were not given.
+    chosen = sorted(field for field, child in value.items() if field in fields and child not in (None, ""))
+    if len(chosen) > 1:
+        return f"give one of {_listed(chosen)}, not {len(chosen)}"
+    if chosen or kind not in _NEEDS_ONE or any(field in given and field not in value for field in fields):
+        return None
+    misspelt = set(value).difference(_definition(kind)[0])
+    return None if misspelt else f"needs one of {_listed(fields)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _wrong(kind: str, value: Any) -> str | None:

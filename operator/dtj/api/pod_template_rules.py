@@ -19,6 +19,7 @@ from dtj.api.pod_template import (
     RESERVED_MOUNTS,
     RESERVED_VARIABLES,
     RESERVED_VOLUMES,
+    SHM_VOLUME,
     TENSORBOARD_CONTAINER,
     TRAINER_CONTAINER,
     list_of,
@@ -81,6 +82,8 @@ TENSORBOARD_POD = OperatorsPod(
 )
 
 _NAME_OF_A_CONTAINER = re.compile(r"\.containers\[[0-9]+\]\.name")
+# A deleted pod with more has a deletionTimestamp that no program can read.
+_LONGEST_GRACE_SECONDS = 365 * 86400
 _RESTARTS = "the operator restarts pods itself"
 _SET_BY_OPERATOR = {
     "hostname": "peers find the pod by it",
@@ -145,6 +148,10 @@ def _spec(path: str, spec: dict[str, Any], pod: OperatorsPod) -> Iterator[Fault]
         nameless = _NAME_OF_A_CONTAINER.fullmatch(fault.field.removeprefix(path))
         required = fault.message == "required"
         yield replace(fault, message=f"required ({pod.naming})") if required and nameless else fault
+    grace = spec.get("terminationGracePeriodSeconds")
+    if isinstance(grace, int) and grace > _LONGEST_GRACE_SECONDS:
+        message = f"must be at most {_LONGEST_GRACE_SECONDS}, a year, got {shown(grace)}"
+        yield Fault(f"{path}.terminationGracePeriodSeconds", message)
     yield from _restarts_of_all(path, spec)
     yield from _names(path, spec, pod)
     yield from _mounts(path, spec, pod)
@@ -182,10 +189,18 @@ def _names(path: str, spec: dict[str, Any], pod: OperatorsPod) -> Iterator[Fault
                     yield Fault(where, f"required ({pod.naming})" if key == "containers" else "required")
                 if key == "volumes" and name in RESERVED_VOLUMES:
                     yield Fault(where, f"{name} belongs to the operator")
+                if key == "volumes" and name == SHM_VOLUME:
+                    yield from _shared_memory(f"{path}.{key}[{index}]", entry)
                 if isinstance(name, str) and name in seen:
                     yield Fault(where, f"{shown(name)} is given twice")
                 if isinstance(name, str) and name:
                     seen.add(name)
+
+
+def _shared_memory(path: str, volume: dict[str, Any]) -> Iterator[Fault]:
+    for source, given in volume.items():
+        if source not in ("name", "emptyDir") and given is not None:
+            yield Fault(path, f"must be an emptyDir, which has /dev/shm, got {key_shown(source)}")
 
 
 def _mounts(path: str, spec: dict[str, Any], pod: OperatorsPod) -> Iterator[Fault]:

@@ -1,13 +1,27 @@
 """Strategic merge of a partial pod template over the operator's own.
 
 The merge keys are those of the Kubernetes API (`x-kubernetes-patch-merge-key` of PodSpec and Container). A list
-without a merge key is replaced as a whole. A null removes a field.
+without a merge key is replaced as a whole. A null removes a field. Of fields that exclude each other, such as the
+handlers of a probe, that of the template stays (`retainKeys` of the Kubernetes API).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from dtj.api.pod_schema import one_of
+
+# Of these objects Kubernetes takes one of several fields alone: one in the patch replaces another in the base.
+_KINDS = {
+    "env[]": "EnvVar",
+    "volumes[]": "Volume",
+    "valueFrom": "EnvVarSource",
+    "livenessProbe": "Probe",
+    "readinessProbe": "Probe",
+    "startupProbe": "Probe",
+    "postStart": "LifecycleHandler",
+    "preStop": "LifecycleHandler",
+}
 _MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -26,15 +40,27 @@ _MERGE_KEYS = {
 def merged(base: Any, patch: Any, field: str = "") -> Any:
     """Return `patch` merged over `base`. Neither argument is changed."""
     if isinstance(base, dict) and isinstance(patch, dict):
-        result = {key: value for key, value in base.items() if patch.get(key, value) is not None}
+        replaced = _replaced(patch, field)
+        result = {
+            key: value
+            for key, value in base.items()
+            if patch.get(key, value) is not None and key not in replaced
+        }
         for key, value in patch.items():
             if value is not None:
                 result[key] = merged(base.get(key), value, key)
         return result
     key = _MERGE_KEYS.get(field)
     if key is not None and _has_keys(base, key) and _has_keys(patch, key):
-        return _merged_list(base, patch, key)
+        return _merged_list(base, patch, key, f"{field}[]")
     return patch
+
+
+def _replaced(patch: dict[str, Any], field: str) -> frozenset[str]:
+    """Return the fields that can't stay in the base beside those of the patch."""
+    fields = one_of(_KINDS[field]) if field in _KINDS else ()
+    chosen = [name for name in fields if patch.get(name) is not None]
+    return frozenset(fields).difference(chosen) if chosen else frozenset()
 
 
 def _has_keys(entries: Any, key: str) -> bool:
@@ -44,10 +70,13 @@ def _has_keys(entries: Any, key: str) -> bool:
     )
 
 
-def _merged_list(base: list[dict[str, Any]], patch: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+def _merged_list(
+    base: list[dict[str, Any]], patch: list[dict[str, Any]], key: str, field: str
+) -> list[dict[str, Any]]:
     patches = {entry.get(key): entry for entry in patch}
     known = {entry.get(key) for entry in base}
     result = [
-        merged(entry, patches[entry.get(key)]) if entry.get(key) in patches else entry for entry in base
+        merged(entry, patches[entry.get(key)], field) if entry.get(key) in patches else entry
+        for entry in base
     ]
     return result + [entry for entry in patch if entry.get(key) not in known]

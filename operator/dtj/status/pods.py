@@ -102,10 +102,16 @@ class PodView:
 
     @property
     def told_to_end(self) -> datetime | None:
-        """Return when the deletion of the pod was requested; None if the pod is not being deleted."""
+        """Return when the deletion of the pod was requested; None if the pod is not being deleted.
+
+        A grace period may be so long that its end is after the year 9999. Then the time is not known either.
+        """
         if self.delete_by is None:
             return None
-        return read_time(self.delete_by) - timedelta(seconds=self.grace_seconds)
+        try:
+            return read_time(self.delete_by) - timedelta(seconds=self.grace_seconds)
+        except (ValueError, OverflowError):
+            return None
 
     @property
     def succeeded(self) -> bool:

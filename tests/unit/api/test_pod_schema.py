@@ -102,6 +102,10 @@ def test_pods_that_the_operator_makes_keep_to_the_schema(file: Path) -> None:
         },
         container(volumeMounts=[{"name": "dtj-workspace", "mountPath": "/more", "subPath": "more"}]),
         container(volumeMounts=[{"name": "dtj-ssh", "mountPath": "/keys"}]),
+        container(readinessProbe={"httpGet": {"port": 8474}}, livenessProbe={"periodSeconds": 5, "exec": {}}),
+        container(
+            env=[{"name": "A", "value": "", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+        ),
     ],
 )
 def test_right_templates_are_taken(spec: Manifest) -> None:
@@ -171,6 +175,22 @@ def test_a_template_may_leave_out_what_the_operators_pods_have() -> None:
         ({"initContainers": [{"name": "a"}]}, ".initContainers[a].image: required"),
         ({"initContainers": ["a"]}, ".initContainers[0]: must be an object, got 'a'"),
         ({"affinity": {"nodeAffinity": []}}, ".affinity.nodeAffinity: must be an object, got []"),
+        (
+            container(readinessProbe={"tcpSocket": {"port": 1}, "httpGet": {"port": 1}}),
+            ".readinessProbe: give one of httpGet and tcpSocket, not 2",
+        ),
+        (container(livenessProbe={"periodSeconds": 1}), ".livenessProbe: needs one of exec, grpc, httpGet and tcpS"),
+        (container(lifecycle={"preStop": {}}), ".preStop: needs one of exec, httpGet, sleep and tcpSocket"),
+        (
+            container(env=[{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]),
+            ".env[0]: give one of value and valueFrom, not 2",
+        ),
+        ({"volumes": [{"name": "v", "emptyDir": {}, "hostPath": {"path": "/"}}]}, "one of emptyDir and hostPath"),
+        (
+            {"volumes": [{"name": "dtj-shm", "hostPath": {"path": "/"}}]},
+            ".volumes[0]: must be an emptyDir, which has /dev/shm, got hostPath",
+        ),
+        ({"terminationGracePeriodSeconds": 10**14}, "Seconds: must be at most 31536000, a year, got 100000000000000"),
     ],
 )  # fmt: skip
 def test_wrong_templates_are_refused_with_what_would_be_right(spec: Manifest, message: str) -> None:

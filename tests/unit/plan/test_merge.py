@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,6 +67,45 @@ def test_lists_without_a_merge_key_are_replaced() -> None:
         "tolerations": [{"key": "b"}],
         "args": [],
     }
+
+
+@pytest.mark.parametrize(
+    ("base", "patch", "result"),
+    [
+        (
+            {"readinessProbe": {"tcpSocket": {"port": 1}, "periodSeconds": 5}},
+            {"readinessProbe": {"httpGet": {"port": 2}}},
+            {"readinessProbe": {"httpGet": {"port": 2}, "periodSeconds": 5}},
+        ),
+        (
+            {"readinessProbe": {"tcpSocket": {"port": 1}}},
+            {"readinessProbe": {"periodSeconds": 1}},
+            {"readinessProbe": {"tcpSocket": {"port": 1}, "periodSeconds": 1}},
+        ),
+        (
+            {"env": [{"name": "A", "value": "x"}]},
+            {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+            {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+        ),
+        (
+            {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}]},
+            {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+            {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+        ),
+        (
+            {"volumes": [{"name": "v", "emptyDir": {"medium": "Memory"}}]},
+            {"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "1Gi"}}]},
+            {"volumes": [{"name": "v", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}]},
+        ),
+        (
+            {"volumes": [{"name": "v", "emptyDir": {"medium": "Memory"}}]},
+            {"volumes": [{"name": "v", "configMap": {"name": "c"}}]},
+            {"volumes": [{"name": "v", "configMap": {"name": "c"}}]},
+        ),
+    ],
+)
+def test_one_of_several_fields_replaces_another(base: Any, patch: Any, result: Any) -> None:
+    assert merged(base, patch) == result
 
 
 def test_entries_without_their_key_are_left_for_the_server_to_refuse() -> None:

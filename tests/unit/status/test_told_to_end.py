@@ -14,6 +14,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.status.failure import attempt_loss
+from dtj.status.overdue import overdue
 from dtj.status.times import written_time
 from tests.unit.support.pods import LAUNCHER, WORKER_0, WORKER_1, Life, at, condition, ended, running, views
 
@@ -213,3 +214,16 @@ def test_a_probe_that_fails_alone_excuses_no_error_of_the_program() -> None:
 
     assert found is not None
     assert not found.infrastructure
+
+
+@pytest.mark.parametrize(
+    ("by", "seconds"), [("3170859-12-01T00:00:00Z", 10**14), ("2026-11-21T12:00:00Z", 10**14)]
+)
+def test_a_grace_period_beyond_all_times_breaks_no_pass(by: str, seconds: int) -> None:
+    pod = ended(WORKER_0, 143, STOPPED, seconds=TOLD + 3)
+    pod["metadata"] |= {"deletionTimestamp": by, "deletionGracePeriodSeconds": seconds}
+    (view,) = views(pod)
+    assert view.deleting
+    assert view.told_to_end is None
+    assert overdue([view], at(TOLD)) == []
+    assert attempt_loss(1, [view], ()) is not None
