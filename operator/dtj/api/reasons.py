@@ -52,6 +52,8 @@ class Reason(StrEnum):
     """The kubelet can't pull an image."""
     UNSCHEDULABLE = "Unschedulable"
     """No node takes a pod."""
+    POD_NOT_STARTED = "PodNotStarted"
+    """A pod has had a node for 30 s and has no container: its events say what the kubelet waits for."""
     CREATE_CONTAINER_CONFIG_ERROR = "CreateContainerConfigError"
     """A Secret, a ConfigMap or a key of it is missing."""
     CREATE_CONTAINER_ERROR = "CreateContainerError"
@@ -171,6 +173,7 @@ class Reason(StrEnum):
 QUIET: frozenset[str] = frozenset(
     {
         Reason.PODS_STARTING,
+        Reason.POD_NOT_STARTED,
         Reason.PODS_ENDING,
         Reason.BACKOFF,
         Reason.JOB_SUCCEEDED,

@@ -162,9 +162,9 @@ def _without_counts(status: JobStatus) -> JobStatus:
 
 
 def _counts(condition: Condition) -> bool:
-    """Return whether the message of a condition says how many pods run."""
+    """Return whether the message of a condition says how many pods run, or which one has not started."""
     running = condition.type is ConditionType.RUNNING
-    return running and condition.reason in (Reason.PODS_STARTING, Reason.JOB_RUNNING)
+    return running and condition.reason in (Reason.PODS_STARTING, Reason.POD_NOT_STARTED, Reason.JOB_RUNNING)
 
 
 def _plain(status: JobStatus, stored: JobStatus) -> JobStatus:

@@ -32,6 +32,7 @@ from dtj.status.lasting import REMEDY, is_lasting
 from dtj.status.losses import evaluator_loss, pods_loss, settle_left, start_again, told_again, vanished
 from dtj.status.mpijob import MpiJob
 from dtj.status.next_attempt import count_nodes, evaluator_lost, next_attempt
+from dtj.status.not_started import not_started
 from dtj.status.observed import Expected, Observed, obstacle
 from dtj.status.overdue import describe_ending, with_overdue
 from dtj.status.pods import PodView
@@ -287,6 +288,8 @@ def _going_on(
     start = start_left(draft)
     if start is not None and start <= 0:
         return Decision(too_late(draft, expected, observed, pods, why))
+    why, soon = not_started(why, [pod for pod in pods if pod.name in expected.needed], draft.now)
+    waits += soon
     reason, message = why or (
         Reason.RANK_LOST if began else Reason.PODS_STARTING,
         f"{sum(p.running for p in pods)} of {len(expected.attempts)} pods run",

@@ -206,6 +206,12 @@ def _failed(attempt: int, pod: PodView, decisive: Set[str]) -> Loss:
         kind = OperatorFailureClass.EVICTED if evicted else OperatorFailureClass.POD_LOST
         own = evicted and _OWN_EVICTION.search(pod.message) is not None
         return Loss(_failure(attempt, pod, kind, message), infrastructure=not own)
+    if pod.reason and pod.exit.signal:
+        # The kubelet ended the pod, for example at the activeDeadlineSeconds of its template, and says why.
+        message = f"{pod.role} {pod.index} was ended by the kubelet: {pod.reason}: {pod.message}"
+        failure = _failure(attempt, pod, FailureClass.SIGNAL, message)
+        ended_by = {"exit_code": pod.exit.code, "signal": pod.exit.signal}
+        return Loss(failure.model_copy(update=ended_by), infrastructure=False, finished=pod.exit.finished)
     termination = read_termination(pod.exit)
     finished = pod.exit.finished
     if termination is None or "class" not in termination:

@@ -49,9 +49,14 @@ def with_overdue(decision: Decision, pods: Sequence[PodView], now: datetime) -> 
 
 def describe_overdue(pod: PodView) -> str:
     """Describe why a pod is force-deleted. The message is constant for a pod."""
-    why = "does not answer" if pod.silent else f"has not ended the pod within {pod.grace_seconds:.0f} s"
+    if pod.silent:
+        # The grace period may not be over: nobody is there to use it.
+        what, why = "", "does not answer"
+    else:
+        what = f", which should have ended by {pod.delete_by},"
+        why = f"has not ended the pod within {pod.grace_seconds:.0f} s"
     return (
-        f"pod {pod.name} of attempt {pod.attempt}, which should have ended by {pod.delete_by}, is force-deleted: "
+        f"pod {pod.name} of attempt {pod.attempt}{what} is force-deleted: "
         f"node {pod.node} {why}, and may still run the pod"
     )
 
@@ -60,9 +65,13 @@ def describe_ending(pods: Iterable[PodView]) -> str:
     """Describe the pods for whose end a job waits."""
     # Name the pods on silent nodes first: a person can repair such a node.
     ordered = sorted(pods, key=lambda pod: (not pod.silent, pod.name))
-    return some(
-        [f"{pod.name} (node {pod.node} does not answer)" if pod.silent else pod.name for pod in ordered]
-    )
+    return some([f"{pod.name}{_held_by(pod)}" for pod in ordered])
+
+
+def _held_by(pod: PodView) -> str:
+    if pod.silent:
+        return f" (node {pod.node} does not answer)"
+    return f" (its finalizer {pod.finalizers[0]} holds it)" if pod.finalizers else ""
 
 
 def some(names: Sequence[str]) -> str:

@@ -87,6 +87,10 @@ class PodView:
     """The LocalQueue of Kueue in which the pod waits or waited."""
     devices: tuple[tuple[str, int], ...] = ()
     """Extended resources of the containers, for example (nvidia.com/gpu, 2)."""
+    finalizers: tuple[str, ...] = ()
+    """What holds a deleted pod whose containers have ended."""
+    unstarted: bool = False
+    """Whether the pod has a node, and no container has begun."""
     ended: bool = False
     """Whether all containers have ended. The kubelet sets the phase a second or more later."""
 
@@ -158,7 +162,21 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         gates=tuple(gate["name"] for gate in (pod.get("spec") or {}).get("schedulingGates") or []),
         queue=labels.get(KUEUE_QUEUE),
         devices=tuple(_devices(pod)),
+        finalizers=_finalizers(metadata) if status.get("phase") in ("Succeeded", "Failed") else (),
+        unstarted=scheduled.get("status") == "True"
+        and (status.get("phase") or "Pending") == "Pending"
+        and not any(map(_has_begun, (*init.values(), *containers.values()))),
         ended=status.get("phase") in ("Succeeded", "Failed") or _all_ended(pod, containers.values()),
+    )
+
+
+def _finalizers(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(metadata.get("finalizers") or ()) if metadata.get("deletionTimestamp") is not None else ()
+
+
+def _has_begun(container: Mapping[str, Any]) -> bool:
+    return bool(
+        (container.get("state") or {}).keys() & {"running", "terminated"} or container.get("lastState")
     )
 
 

@@ -242,3 +242,16 @@ def test_a_native_sidecar_that_crashes_and_comes_back_is_no_failure() -> None:
     made["status"]["initContainerStatuses"] = [{"name": "istio", "state": {"terminated": {"exitCode": 1}}}]
 
     assert loss(made, running(WORKER_1)) is None
+
+
+@pytest.mark.parametrize(
+    "message", ["", {"class": "Signal", "message": "told to stop (SIGTERM)", "exitCode": 143}]
+)
+def test_a_pod_that_exceeds_its_own_deadline_says_so(message: Any) -> None:
+    pod = ended(WORKER_0, 143, message)
+    why = "Pod was active on the node longer than the specified deadline"
+    pod["status"] |= {"reason": "DeadlineExceeded", "message": why}
+    loss = attempt_loss(1, views(pod), ())
+    assert loss is not None
+    assert (loss.infrastructure, loss.failure.failure_class, loss.failure.signal) == (False, "Signal", 15)
+    assert loss.failure.message == f"worker 0 was ended by the kubelet: DeadlineExceeded: {why}"

@@ -15,12 +15,12 @@ import pytest
 from dtj.api.job import Manifest
 from dtj.plan.job import plan_job
 from dtj.plan.nodes import LOST_NODE_SECONDS
-from dtj.status.overdue import FORCE_SLACK_SECONDS, force_in
+from dtj.status.overdue import FORCE_SLACK_SECONDS, describe_ending, force_in
 from dtj.status.pods import view_pod
 from dtj.status.times import written_time
 from tests.unit.support.jobs import job, manifest, with_template
 from tests.unit.support.kubelet import Ending
-from tests.unit.support.pods import WORKER_0, at, running
+from tests.unit.support.pods import WORKER_0, at, deleting, ended, running, views
 from tests.unit.support.world import KEY, World
 
 WORKER, LAUNCHER = "mnist-worker-1", "mnist-launcher-0"
@@ -193,6 +193,7 @@ async def test_the_attempt_goes_on_elsewhere_and_the_loss_is_the_infrastructures
     why = "does not answer" if noticed else f"has not ended the pod within {GRACE} s"
     assert f"pod {WORKER} of attempt 1" in event["message"]
     assert f"node node-1 {why}" in event["message"]
+    assert ("should have ended by" in event["message"]) is not noticed, "its grace period is not over"
 
 
 @NOTICED
@@ -326,3 +327,12 @@ async def test_an_operator_that_dies_meanwhile_goes_on_and_tells_it_once(call: i
     assert world.deaths == 1
     assert world.events().count("PodForceDeleted") == 1
     assert world.status["restarts"] == {"application": 0, "infrastructure": 1}
+
+
+def test_a_finalizer_that_holds_an_ended_pod_is_named() -> None:
+    pod = deleting(ended("mnist-worker-0", 0))
+    pod["metadata"]["finalizers"] = ["example.com/copy"]
+    assert describe_ending(views(pod)) == "mnist-worker-0 (its finalizer example.com/copy holds it)"
+    runs = deleting(running("mnist-worker-0"))
+    runs["metadata"]["finalizers"] = ["example.com/copy"]
+    assert describe_ending(views(runs)) == "mnist-worker-0"
