@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import os
 import signal
 import sys
@@ -17,6 +19,8 @@ import yaml
 from dtj.api.identity import GROUP, PLURAL
 from dtj.api.job import read_job
 from dtj.api.validation import faults
+from dtj.cli.doctor import _print
+from dtj.doctor.check import Check, Verdict
 from tests.chart.helm import NAMESPACE, rendered
 from tests.unit.support.fake_cluster import SCHEMA
 from tests.unit.support.http_cluster import HttpCluster, http_cluster
@@ -153,6 +157,38 @@ async def test_a_job_that_fails_is_shown_and_stays_until_the_next_test(
         for resource in rule["resources"]
         for group in rule["apiGroups"]
     }, "the pod's role allows what it asks, and nothing else"
+
+
+@pytest.mark.parametrize(("reached_after", "passes"), [(3, True), (13, False)])
+async def test_a_webhook_that_the_api_server_does_not_reach_fails_the_test(
+    tmp_path: Path, reached_after: int, passes: bool
+) -> None:
+    (script,) = rendered({**VALUES, "webhook": {"enabled": True}})[f"Pod/{NAME}"]["spec"]["containers"][0][
+        "args"
+    ]
+    assert "doctor" not in SCRIPT
+    asked, well = tmp_path / "asked", Check("webhook", Verdict.OK, "the API server asks it")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        _print([Check("operator", Verdict.WARNING, "can't be read"), well])
+    (tmp_path / "well").write_text(printed.getvalue())
+    programs = {
+        "dtj": f'[ "$1" = doctor ] || exit 0; echo >> {asked}; '
+        f'if [ "$(wc -l < {asked})" -ge {reached_after} ]; then cat {tmp_path / "well"}; fi',
+        "sleep": "exit 0",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", script, stdout=PIPE, stderr=STDOUT,
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    said, _ = await process.communicate()
+
+    assert (process.returncode == 0) is passes
+    assert ("does not reach the webhook" in said.decode()) is not passes
+    assert len(asked.read_text().splitlines()) == min(reached_after, 12)
 
 
 def _right(method: str, path: str) -> tuple[str, str, str]:

@@ -105,9 +105,10 @@ def _root() -> Manifest:
         },
     ]
     status = _schema(JobStatus)
-    conditions = status["properties"]["conditions"]
-    conditions["x-kubernetes-list-type"] = "map"
-    conditions["x-kubernetes-list-map-keys"] = ["type"]
+    # Each entry has its own owner: several users of server-side apply may each set variables, as in a pod.
+    for entries, key in ((spec["properties"]["env"], "name"), (status["properties"]["conditions"], "type")):
+        entries["x-kubernetes-list-type"] = "map"
+        entries["x-kubernetes-list-map-keys"] = [key]
     return {
         "description": _DESCRIPTION,
         "type": "object",

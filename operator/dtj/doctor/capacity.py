@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
+from dtj.api.identity import LABEL_ROLE
 from dtj.api.job import Job, Manifest
 from dtj.api.quantities import Amounts, all_shown, amounts, pod_limits, pod_requests, shown, total
 from dtj.doctor.check import Check, Verdict, failed, ok, warning
@@ -29,12 +30,26 @@ def node_checks(job: Job, plan: Plan, findings: JobFindings) -> list[Check]:
     pods = [] if isinstance(findings.pods, Unread) else findings.pods
     nodes, needs = read_nodes(findings.nodes, pods, job), needs_of(plan.pods)
     checks = [
+        *_claims(plan),
         *_accelerator(job.spec.accelerator.resource_name, needs, nodes),
         *(unplaced for need in needs if (unplaced := _unplaced(need, nodes))),
     ]
     if any(check.verdict is Verdict.FAILED for check in checks):
         return checks
     return [*checks, _fit(needs, nodes, seen=not isinstance(findings.pods, Unread))]
+
+
+def _claims(plan: Plan) -> Iterator[Check]:
+    """Yield a warning for devices of Dynamic Resource Allocation, which are in no resource of a node."""
+    roles = sorted(
+        {pod["metadata"]["labels"][LABEL_ROLE] for pod in plan.pods if pod["spec"].get("resourceClaims")}
+    )
+    if roles:
+        yield warning(
+            "devices",
+            f"the {' and '.join(roles)} pods ask for devices by resourceClaims: their fit is not checked",
+            "kubectl get deviceclasses,resourceslices",
+        )
 
 
 def _accelerator(resource: str, needs: Sequence[Need], nodes: Sequence[Node]) -> Iterator[Check]:

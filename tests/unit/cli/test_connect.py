@@ -57,7 +57,8 @@ async def test_requests_are_answered_beside_the_watches_of_many_namespaces(
         api = await connect()
         informers = Informers(api, namespaces, *3 * [lambda key: None])
         informers.start()
-        await informers.synced()
+        for namespace in namespaces:
+            await informers.synced(namespace)
         while len(server.watches) < 5 * len(namespaces):
             await asyncio.sleep(0.01)
 

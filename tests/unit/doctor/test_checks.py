@@ -291,6 +291,14 @@ def test_taint_of_the_accelerator_and_selector_of_the_job_are_minded() -> None:
     assert check.message.endswith("of 2: 2 lacks the label gpu=h200")
 
 
+def test_devices_that_no_node_counts_are_not_said_to_fit() -> None:
+    claims = {"spec": {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]}}
+    job = jobs.job(replicaSpecs={"worker": {"replicas": 2, "template": claims}})
+    devices, room = nodes_say(job)
+    assert (devices.name, devices.verdict, room.name) == ("devices", "warning", "room")
+    assert devices.message == "the worker pods ask for devices by resourceClaims: their fit is not checked"
+
+
 def test_nodes_and_pods_that_may_not_be_seen_are_warnings() -> None:
     assert told(nodes_say(jobs.job(), nodes=Unread("no"))) == [("nodes", "warning")]
     assert told(nodes_say(jobs.job(), pods=Unread("no"))) == [("room", "warning")]

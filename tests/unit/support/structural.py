@@ -91,8 +91,22 @@ def schema_faults(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
             yield f"{name}: Too many: {len(value)}: must have at most {schema['maxItems']} items"
         for index, item in enumerate(value):
             yield from schema_faults(schema.get("items", {}), item, f"{path}[{index}]")
+        yield from _duplicates(schema, value, name)
     elif isinstance(value, dict):
         yield from _object_faults(schema, value, path)
+
+
+def _duplicates(schema: Schema, value: list[Any], name: str) -> Iterator[str]:
+    """Yield the entries of a list-map that have the keys of an earlier one."""
+    seen: list[dict[str, Any]] = []
+    if schema.get("x-kubernetes-list-type") == "map":
+        for index, item in enumerate(value):
+            keys = {
+                key: item.get(key) for key in schema["x-kubernetes-list-map-keys"] if isinstance(item, dict)
+            }
+            if keys in seen:
+                yield f"{name}[{index}]: Duplicate value: {json.dumps(keys)}"
+            seen.append(keys)
 
 
 def _string_faults(schema: Schema, value: str, name: str) -> Iterator[str]:
