@@ -156,7 +156,7 @@ bench-training: $(VENV)  ## dtj's cost to a training, its checkpoints and its ba
 	$(PY) docker/wheels.py --install
 	@$(PY) -m tests.bench.training
 
-bench-checkpoints: $(VENV)  ## cost of saves beside a training (MINUTES=5); large checkpoints (GIGABYTES=3) throttled, killed, refused
+bench-checkpoints: $(VENV)  ## cost of saves beside a training (MINUTES=5); large checkpoints (GIGABYTES=3) throttled, killed, refused; folders
 	@$(PY) -m tests.bench.checkpoints --gigabytes $(GIGABYTES) --saves-minutes $(MINUTES)
 
 bench-data: $(VENV)  ## reading of data sets from S3, beside GETs and other libraries, which get an environment of their own
