@@ -32,7 +32,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade bench-serve gpu-kit
+.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-layouts test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade bench-serve gpu-kit
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -79,6 +79,10 @@ test-histories: $(VENV)  ## 1,000 random histories of kills and numbers of ranks
 test-snapshots: $(VENV)  ## 20,000 random programs and 1,000 chains of attempts whose checkpoints are kept; 10 minutes
 	DTJ_TEST_HISTORIES=20000 $(PY) -m pytest -k test_histories tests/trainer/test_picture.py
 	SEEDS=500 DTJ_TEST_CHAINS=1000 $(PY) -m pytest --numprocesses=2 tests/trainer/test_pod_files.py tests/trainer/test_snapshot_chains.py
+
+test-layouts: $(VENV)  ## six libraries, installed in the cache (200 MB), each killed and resumed; RECORD=1 records their system calls anew
+	$(PY) -m pytest -m layouts tests/layouts
+	$(if $(RECORD),$(PY) -c 'from tests.layouts.test_kills import python; print(python())' | xargs $(PY) -m tests.layouts.record)
 
 test-store-faults: $(VENV)  ## each fault of the store in each phase of a pod, and the table of what happened; 10 minutes
 	@mkdir -p build && rm -f build/store-faults.txt
@@ -157,7 +161,7 @@ bench-training: $(VENV)  ## dtj's cost to a training, its checkpoints and its ba
 	$(PY) docker/wheels.py --install
 	@$(PY) -m tests.bench.training
 
-bench-checkpoints: $(VENV)  ## cost of saves beside a training (MINUTES=5); large checkpoints (GIGABYTES=3) throttled, killed, refused
+bench-checkpoints: $(VENV)  ## cost of saves beside a training (MINUTES=5); large checkpoints (GIGABYTES=3) throttled, killed, refused; folders
 	@$(PY) -m tests.bench.checkpoints --gigabytes $(GIGABYTES) --saves-minutes $(MINUTES)
 
 bench-data: $(VENV)  ## reading of data sets from S3, beside GETs and other libraries, which get an environment of their own

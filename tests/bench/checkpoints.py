@@ -1,5 +1,5 @@
 """Benchmark of large checkpoints: the cost of saves beside a training, memory, bytes sent again, a killed upload,
-refused deletions.
+refused deletions, folders that change a little, and many small files.
 
 Prints one line for each figure: its name, its ratio to the bound, the bound, and whether it is met.
 """
@@ -25,7 +25,7 @@ from dtj_trainer.artifacts.manifest import sha256_of
 from dtj_trainer.artifacts.restore import RESUME_AUTO, restore
 from dtj_trainer.artifacts.store import Store
 from tests import fashion_mnist
-from tests.bench import save_stalls
+from tests.bench import folder_checkpoints, save_stalls
 from tests.bench.checkpoint_processes import BLOCK_BYTES, FILES
 from tests.bench.checkpoint_transfer import BUCKET, Transfers, object_store
 from tests.bench.checkpoint_uploader import checkpoint_uploader
@@ -39,6 +39,7 @@ MOST_SENT = 1.3
 POLL_SECONDS = 0.01
 END_SECONDS = 1800.0
 PROCESSES = ("save", "upload-killed", "upload", "restore")
+PARTS = ("saves", "faults", "folders")
 REFUSALS = ("deletion-refused-and-uploaded", "all-damaged-and-refused", "same-bytes-restored")
 
 
@@ -180,9 +181,7 @@ def main() -> int:
     """Measure and print; 1 where a bound is missed or nothing can be measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=3.0, help="of the state (default: %(default)s)")
-    parser.add_argument(
-        "--parts", nargs="+", choices=("saves", "faults"), default=["saves", "faults"], help="which figures"
-    )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="which figures")
     parser.add_argument(
         "--saves-megabytes", type=int, default=500, help="of the state that is saved beside a training"
     )
@@ -209,10 +208,12 @@ def main() -> int:
                 )
             if "faults" in given.parts:
                 found |= large(Path(name, "large"), size) | refusals(Path(name, "small"))
+            if "folders" in given.parts:
+                found |= folder_checkpoints.figures(Path(name, "folders"))
     except ClusterError as error:
         note(f"error: {error}")
         return 1
-    lines = verdicts([*save_stalls.TARGETS, *targets(size)], found)
+    lines = verdicts([*save_stalls.TARGETS, *targets(size), *folder_checkpoints.TARGETS], found)
     print(f"{machine()}\n\nSaves of {given.saves_megabytes} MB, faults with {size / 1e9:.2f} GB:\n")
     print("\n".join(lines))
     return int(any(line.endswith("missed") for line in lines))
