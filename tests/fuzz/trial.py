@@ -23,6 +23,7 @@ from dtj.api.identity import GROUP, KIND, VERSION
 from dtj.api.job import LONGEST_MESSAGE, MOST_FAULTS, Manifest
 from dtj.api.job_file import read_job_file
 from dtj.cli.plan_summary import print_summary
+from dtj.cluster.port import ApiError
 from dtj.plan.job import plan_job
 from tests.fuzz.weather import SetClocks, Weather
 from tests.unit.support.fake_cluster import SCHEMA, FakeCluster
@@ -126,6 +127,9 @@ def _reconcile(seen: Seen, job: Manifest, chance: random.Random, passes: int) ->
     except RecursionError:
         # The double is Python. The operator's tests send such a job over a socket.
         seen.what["too deep for the API server's double"] += 1
+        return
+    except ApiError as error:
+        seen.what[f"not created: {error.message}"] += 1
         return
     world.kubelet.places = _NODES
     weather = Weather(chance, world, _PODS)

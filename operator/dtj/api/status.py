@@ -240,7 +240,7 @@ class JobStatus(ApiModel):
     """Pods by role."""
     completed_indexes: dict[str, str] | None = None
     """The replicas of the present attempt that have completed, by role, as completedIndexes of a Kubernetes Job:
-    1,3-5. Only where several pods decide, as in TorchDistributed. Their pods may go before the job ends."""
+    1,3-5. Only where pods train in step, as in TorchDistributed. Their pods may go before the job ends."""
     start_time: Time | None = None
     """When the operator took the job up, or it was resumed; none while it is suspended."""
     all_running_time: Time | None = None

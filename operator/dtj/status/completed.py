@@ -23,12 +23,12 @@ def with_completed(
 ) -> tuple[dict[str, str] | None, Sequence[PodView]]:
     """Return the indexes of the attempt's completed replicas by role, and its pods with those of these replicas.
 
-    A completed pod that is gone, or is being removed, is shown as it was. The indexes are None unless the success of
-    several pods is the job's success and all of them restart together. A suspended job starts all of them again.
+    A completed pod that is gone, or is being removed, is shown as it was. The indexes are None unless several pods
+    train in step, and restart together. A suspended job starts all of them again.
     """
-    if len(expected.decisive) < 2 or expected.restarts_with is not None or job.run_policy.suspend:
+    if len(expected.peers) < 2 or job.run_policy.suspend:
         return None, pods
-    complete = {pod.name for pod in pods if pod.name in expected.decides and is_complete(pod)}
+    complete = {pod.name for pod in pods if pod.name in expected.peers and is_complete(pod)}
     indexes = {}
     shown = {pod.name: pod for pod in pods}
     for role, names in expected.roles.items():
@@ -39,6 +39,12 @@ def with_completed(
         for index in done:
             shown[names[index]] = _as_completed(shown.get(names[index]), names[index], role, index, expected)
     return indexes or None, list(shown.values())
+
+
+def with_shown(observed: Sequence[PodView], pods: Sequence[PodView]) -> Sequence[PodView]:
+    """Return the observed pods, and those of `pods` that only the status knows: no such pod is created again."""
+    names = {pod.name for pod in observed}
+    return [*observed, *(pod for pod in pods if pod.name not in names)]
 
 
 def _as_completed(pod: PodView | None, name: str, role: str, index: int, expected: Expected) -> PodView:

@@ -19,7 +19,7 @@ from dtj.api.status import Failure, JobStatus, Phase, ReplicaStatus
 from dtj.api.unreadable import AnyJob
 from dtj.status.backoff import is_lost_again, pause, pause_left, restarts_in_a_row
 from dtj.status.cleaning import counted_out, ends_pods, left_over, superseded
-from dtj.status.completed import with_completed
+from dtj.status.completed import with_completed, with_shown
 from dtj.status.creation import due, is_begun
 from dtj.status.decision import Decision, Pods
 from dtj.status.delegated import abandoned, mpijob_held, mpijob_loss, of_attempt, released, was_held
@@ -150,7 +150,9 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
         if wait > 0:
             draft.set(ConditionType.RUNNING, False, Reason.RANK_LOST, loss.failure.message or "")
             status = draft.status(phase=old.phase or Phase.PENDING)
-            return Decision(status, wait, Pods(due(job, expected, observed.pods)), prepare=True)
+            return Decision(
+                status, wait, Pods(due(job, expected, with_shown(observed.pods, pods))), prepare=True
+            )
         return _lost(draft, attempt, loss, expected, pods, lost_names)
     if lost is not None:
         return evaluator_lost(draft, lost, expected, pods)
@@ -256,7 +258,9 @@ def _going_on(
     waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
     # A replica that restarts alone waits only for its own old pod, because both pods have the same name.
     begins = wait <= 0 and (alone or not ending)
-    pods_to_create = Pods(due(draft.job, expected, observed.pods) if begins else frozenset())
+    pods_to_create = Pods(
+        due(draft.job, expected, with_shown(observed.pods, pods)) if begins else frozenset()
+    )
 
     def runs(name: str) -> bool:
         pod = named.get(name)

@@ -66,7 +66,9 @@ def next_attempt(
     restart while the others continue; None: all pods restart.
     """
     attempt, restarts = draft.job.status.current_attempt + 1, draft.job.status.restarts
-    draft.attempt, draft.completed_indexes = attempt, None
+    draft.attempt = attempt
+    if again is None or not expected.peers.isdisjoint(again):
+        draft.completed_indexes = None
     if cause is not None:
         counted_before: int | None = getattr(restarts, cause)
         draft.restarts = restarts.model_copy(update={cause: (counted_before or 0) + 1})
