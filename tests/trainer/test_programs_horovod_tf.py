@@ -196,6 +196,7 @@ def test_an_example_without_weight_enters_no_statistics() -> None:
     code = horovod_run.STATISTICS.format(
         horovod="tensorflow",
         framework="keras",
+        statistics="keras.model",
         name="Keras",
         model=NORMED.partition("=")[2],
         device="",

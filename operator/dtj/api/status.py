@@ -121,7 +121,7 @@ class ProgressStatus(ApiModel):
     applied_twice: Count = None
     """Batches that asynchronous parameter servers applied again after a loss, in all attempts."""
     export_error: ReportedSentence = None
-    """Why the final model was not exported to ONNX."""
+    """Why the final model was not exported, by its framework or to ONNX."""
     updated_time: ReportedTime = None
     """When rank 0 reported this."""
 

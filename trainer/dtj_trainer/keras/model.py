@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
@@ -83,6 +84,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
 
     def average_statistics(self) -> None:
         """See Model. Uses a single exchange."""
+        self._ranks.overwrite(counters(self.network))
         variables = statistics(self.network)
         if not variables:
             return
@@ -91,6 +93,11 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
         sizes = [variable.value.shape.num_elements() for variable in variables]
         for variable, values in zip(variables, tf.split(average, sizes), strict=True):
             variable.assign(tf.reshape(values, variable.shape))
+
+    def fingerprints(self, *, weights_alone: bool) -> dict[str, str]:
+        """See Model."""
+        variables = self.network.trainable_variables if weights_alone else self.network.weights
+        return {str(each.path): f"{each.dtype} {each.shape} {_checksum(each)}" for each in variables}
 
 
 class KerasSaver(FileSaver):
@@ -185,6 +192,19 @@ class KerasSaver(FileSaver):
 def statistics(model: keras.Model) -> list[keras.Variable]:
     """Return the variables that each rank gathers from its own batches: BatchNorm's mean and variance."""
     return [variable for variable in model.non_trainable_variables if variable.dtype.startswith("float")]
+
+
+def counters(model: keras.Model) -> dict[str, keras.Variable]:
+    """Return the variables that passes may change, but that have no average: all ranks take rank 0's."""
+    kept = [each for each in model.non_trainable_weights if not each.dtype.startswith("float")]
+    return {f"counter/{each.path}": each for each in kept}
+
+
+def _checksum(variable: keras.Variable) -> int:
+    total = 0
+    for part in _parts(variable):
+        total = zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data, total)
+    return total
 
 
 def _step(

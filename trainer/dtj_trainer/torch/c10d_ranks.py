@@ -105,6 +105,13 @@ class C10dRanks(TensorRanks):
         dist.all_reduce(summed)
         return summed / self.size
 
+    def first(self, tensor: Tensor, name: str) -> Tensor:
+        """See TensorRanks."""
+        del name
+        sent = tensor.clone()
+        dist.broadcast(sent, src=0)
+        return sent
+
     def overwrite(self, tensors: Mapping[str, Tensor]) -> None:
         """See TensorRanks."""
         for tensor in tensors.values():

@@ -31,6 +31,11 @@ class TorchRanks(HorovodRanks, TensorRanks):
         )
         return _DistributedOptimizer(network, averaged)
 
+    def first(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """See TensorRanks."""
+        sent: torch.Tensor = self._hvd.broadcast(tensor, root_rank=0, name=name)
+        return sent
+
     def overwrite(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """See TensorRanks."""
         under_way: list[int] = []

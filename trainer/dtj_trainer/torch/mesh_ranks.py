@@ -68,6 +68,13 @@ class MeshRanks(C10dRanks):
         dist.all_reduce(summed, group=self.data.get_group())
         return summed / self.data_size
 
+    def first(self, tensor: Tensor, name: str) -> Tensor:
+        """See TensorRanks. That of the first rank that has the same part of the network."""
+        del name
+        sent = tensor.clone()
+        dist.broadcast(sent, group=self.data.get_group(), group_src=0)
+        return sent
+
 
 class _FullySharded(GradientAveraging):
     """See GradientAveraging. Each rank gets its shard of the averaged gradient during the backward pass."""

@@ -13,8 +13,7 @@ import torch._dynamo  # Optimizers import it, which takes 2 s: all ranks load it
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dtj_trainer.torch import optimizers, saved_model, switches, sync_batchnorm
-from dtj_trainer.torch.exchange import exchange_as_one
+from dtj_trainer.torch import buffers, optimizers, saved_model, switches, sync_batchnorm
 from dtj_trainer.torch.models import build
 from dtj_trainer.torch.precision import Precision
 from dtj_trainer.torch.profiling import StepProfile
@@ -180,11 +179,14 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
             return float((logits.argmax(1) == wanted).sum().item()), loss
 
     def average_statistics(self) -> None:
-        """See Model. Uses a single exchange."""
-        buffers = list(statistics(self.network).values())
-        if not buffers:
-            return
-        exchange_as_one(buffers, lambda together: self._ranks.average(together, "statistics"))
+        """See Model."""
+        with torch.no_grad():
+            buffers.make_same(self.network, self._ranks)
+
+    def fingerprints(self, *, weights_alone: bool) -> dict[str, str]:
+        """See Model."""
+        named = dict(self.network.named_parameters()) if weights_alone else self.network.state_dict()
+        return buffers.fingerprints(named)
 
 
 class TorchSaver(FileSaver):
@@ -279,18 +281,11 @@ def digest_of(state: Mapping[str, Tensor]) -> str:
     """Return the sha256 of the names and bytes of a network's state, ordered by name."""
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):
+        if not isinstance(value, Tensor):  # An object of a network's `get_extra_state`.
+            continue
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers that each rank gathers from its own batches, by name: BatchNorm's mean and variance."""
-    return {
-        name: buffer
-        for name, buffer in sorted(model.named_buffers())
-        if buffer.is_floating_point() and "running_" in name
-    }
 
 
 def _statistics(data: PictureSet) -> tuple[list[float], list[float]]:

@@ -46,6 +46,11 @@ class TensorRanks(Ranks):
         del name  # Subclasses may match calls by name.
         return tensor
 
+    def first(self, tensor: Tensor, name: str) -> Tensor:
+        """Return rank 0's tensor, of equal type and shape on all ranks."""
+        del name
+        return tensor
+
     def overwrite(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite tensors, which have equal names and shapes on all ranks, by rank 0's."""
 
