@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tests import warm
+from tests.patience import PATIENCE
 from tests.trainer import own_networks
+from tests.trainer.horovod_run import MPIRUN
+from torch import nn
 
+from dtj.local.store_keeper import free_ports
 from dtj_trainer import progress
+from dtj_trainer.data.pictures import Pictures, PictureSet
+from dtj_trainer.data.sharding import Sharding
 from dtj_trainer.torch import saved_model
+from dtj_trainer.torch.model import TorchModel
 from dtj_trainer.torch.models import build
+from dtj_trainer.torch.models.batch_norm import BatchNorm1d, accept_single_values
+from dtj_trainer.torch.models.outputs import logits_and_loss
+from dtj_trainer.torch.ranks import TensorRanks
+from dtj_trainer.train.options import parse
 
 SHAPE = (1, 8, 8)
 
@@ -80,3 +95,102 @@ def test_the_weights_are_there_when_the_process_dies_in_the_export(
         written(tmp_path, "checked")
     assert {path.name for path in tmp_path.iterdir()} == {"model.pt", "model.json"}
     assert json.loads((tmp_path / "model.json").read_text())["steps"] == 7
+
+
+def stepped(name: str, *options: str, ranks: TensorRanks | None = None, size: int = 6) -> nn.Module:
+    """Make the steps of an epoch of 9 examples; the network."""
+    chance = np.random.default_rng(1)
+    pictures = Pictures(chance.integers(0, 256, (9, *SHAPE)).astype("u1"), np.arange(9))
+    fixed = ["--data=none", "--momentum=0", "--weight-decay=0", f"--model={own(name)}"]
+    chosen = parse([*fixed, *options], "program", "", ("cnn",), grad_accumulation=True)
+    model = TorchModel(
+        chosen, PictureSet(pictures, pictures, 10), torch.device("cpu"), ranks or TensorRanks()
+    )
+    for step, share in enumerate(Sharding(9, size, rank=0, ranks=1, seed=1).epoch(0)):
+        own_ones = pictures.pixels[share.indices], pictures.labels[share.indices]
+        model.train(model.prepare(*own_ones), share, 0.01, step)
+    return model.network
+
+
+def test_a_loss_beside_the_logits_counts_once_a_step() -> None:
+    plain, whole, in_passes = (
+        dict(stepped(name, *options, size=9).named_parameters())["network.layer.weight"]
+        for name, *options in (("pair",), ("own_loss", "--batch-size=9"), ("own_loss", "--batch-size=2"))
+    )
+    torch.manual_seed(1)
+    first = dict(build(own("pair"), SHAPE, 10).named_parameters())["network.layer.weight"]
+    torch.testing.assert_close(whole - plain, -0.01 * 20 * first, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(in_passes, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [8, 4])
+def test_a_batch_norm_of_the_users_takes_a_share_of_one_example(size: int) -> None:
+    network = stepped("normed", size=size)
+    (layer,) = (each for each in network.modules() if isinstance(each, nn.BatchNorm1d))
+    assert type(layer) is BatchNorm1d
+    assert all(value.isfinite().all() for value in network.state_dict().values())
+
+
+@pytest.mark.parametrize(("kind", "axes"), [(nn.BatchNorm1d, 0), (nn.BatchNorm2d, 2), (nn.BatchNorm3d, 3)])
+@pytest.mark.parametrize("tracked", [True, False])
+def test_one_value_of_a_channel_is_normalized(kind: type[nn.Module], axes: int, tracked: bool) -> None:
+    network = nn.Sequential(kind(3, track_running_stats=tracked, affine=tracked))
+    accept_single_values(network)
+    for count in (1, 0):
+        assert network(torch.ones(count, 3, *[1] * axes)).isfinite().all()
+
+
+@pytest.mark.parametrize("output", [None, (), {"scores": 1}, {"logits": torch.ones(1), "loss": 1.0}])
+def test_what_is_no_output_of_a_classifier_is_said(output: object) -> None:
+    with pytest.raises(TypeError, match=r"the network('s `loss` has to be a tensor| returned .* logits)"):
+        logits_and_loss(output)
+
+
+KINDS = ("alone", "ddp", "horovod")
+DIAGONAL = [f"{KINDS[1 + number % 2]}:{style}" for number, style in enumerate(own_networks.STYLES)]
+MATRIX = [f"{kind}:{style}" for style in own_networks.STYLES for kind in KINDS]
+
+
+def on_two_ranks(folder: Path, *cells: str) -> dict[str, dict[str, Any]]:
+    """Train networks in one pair of processes; what became of each cell. See own_checks."""
+    (port,) = free_ports(1)
+    ours = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    ours |= {"OMPI_MCA_mpi_yield_when_idle": "1", "DTJ_ARTIFACTS_URI": ""}
+    program = [warm.python("torch"), "-m", "tests.trainer.own_checks", str(folder), *cells]
+    done = subprocess.run(
+        [*MPIRUN, "-n", "2", *program],
+        env={**os.environ, **ours},
+        capture_output=True,
+        text=True,
+        timeout=200 * PATIENCE,
+        check=False,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    found = {line["cell"]: line for line in lines}
+    assert list(found) == list(cells), done.stdout + done.stderr
+    return found
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("cells", [DIAGONAL, pytest.param(MATRIX, marks=pytest.mark.whole)])
+def test_networks_in_twelve_styles_train_on_ranks(tmp_path: Path, cells: list[str]) -> None:
+    for cell, found in on_two_ranks(tmp_path, *cells).items():
+        assert (found["errors"], found.get("steps")) == ([None, None], 3), found
+        assert found["finite"], cell
+        refused = cell.partition(":")[2] in own_networks.UNEXPORTABLE
+        assert (found["exported"], found["export"] is None) == (not refused, not refused), found
+
+
+@pytest.mark.torch
+def test_what_a_pass_changes_is_the_same_on_all_ranks_or_told_at_once(tmp_path: Path) -> None:
+    cells = ("ddp:center", "horovod:center", "ddp:unused", "ddp:normed", "ddp:diverging")
+    found = on_two_ranks(tmp_path, *cells)
+    by_ddp, by_horovod = (found[cell]["state"] for cell in cells[:2])
+    for name in ("center", "count"):
+        np.testing.assert_allclose(by_ddp[f"network.{name}"], by_horovod[f"network.{name}"], rtol=1e-5)
+    kept = (torch.arange(1, own_networks.PIXELS + 1) / 7).tolist()
+    assert by_ddp["network.table"] == by_horovod["network.table"] == kept
+    assert [found[cell].get("steps") for cell in cells] == [3, 3, 3, 3, None]
+    for error in found["ddp:diverging"]["errors"]:
+        assert "RanksDiverged: the ranks have different weights of network.layer.bias" in error
+    assert not (tmp_path / "ddp:diverging/0/checkpoints").exists()

@@ -229,6 +229,9 @@ def _step(
             wanted = labels[:count]
             loss = tf.reduce_sum(cross_entropies(wanted, logits, options.label_smoothing))
             scaled = loss * scale
+            if own := model.losses:
+                # Means over the examples, or of weights alone: once a step in both cases.
+                scaled += tf.add_n(own) * tf.cast(count, tf.float32) * scale
         gradients = hvd.DistributedGradientTape(tape, op=hvd.Average).gradient(scaled, variables)
         if options.clip_norm is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, options.clip_norm)

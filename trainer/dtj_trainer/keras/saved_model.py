@@ -47,7 +47,7 @@ def write(
     except Exception as error:
         # A layer without `get_config`, for example: its weights can be saved, its configuration can't.
         log.debug("model.save failed", exc_info=True)
-        write_whole(folder / WEIGHTS, lambda path: np.savez(path, **_arrays(model)))
+        write_whole(folder / WEIGHTS, lambda path: np.savez(path, allow_pickle=False, **_arrays(model)))
         files = {WEIGHTS: "numpy.load(file): the network's variables, by their paths"}
         failure = {
             "export": {"error": model_files.not_exported("Keras", error, f"{WEIGHTS} has the weights")}

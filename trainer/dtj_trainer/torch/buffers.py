@@ -85,6 +85,6 @@ def _bits(value: Tensor) -> Tensor:
         value = torch.view_as_real(value)
     flat = value.contiguous().view(-1).view(_AS_INTEGERS[value.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=value.device)
-    for piece in flat.split(_PIECE):
+    for piece in torch.split(flat, _PIECE):
         total += piece.sum(dtype=torch.int64)
     return total.cpu()

@@ -54,9 +54,11 @@ class MeshRanks(C10dRanks):
         """See Ranks. The last stage of a pipeline knows the answers; with parts of layers each rank does."""
         return self.model_rank == self.model.size() - 1
 
-    def averaging(self, network: nn.Module, optimizer: Any, passes: int) -> GradientAveraging:
+    def averaging(
+        self, network: nn.Module, optimizer: Any, passes: int, *, every_weight: bool = True
+    ) -> GradientAveraging:
         """See TensorRanks. Averages over the ranks that have the same part of the network."""
-        del passes
+        del passes, every_weight
         if isinstance(network, FSDPModule):
             return _FullySharded(network, optimizer)
         return _SamePart(network, optimizer, self.data.get_group())

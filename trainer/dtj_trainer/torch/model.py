@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from contextlib import nullcontext
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from dtj_trainer.torch import buffers, optimizers, saved_model, switches, sync_batchnorm
 from dtj_trainer.torch.models import build
+from dtj_trainer.torch.models.outputs import logits_and_loss
 from dtj_trainer.torch.precision import Precision
 from dtj_trainer.torch.profiling import StepProfile
 from dtj_trainer.torch.staging import StagedState
@@ -22,6 +24,7 @@ from dtj_trainer.torch.state_dicts import tensors_in, with_values, without_value
 from dtj_trainer.torch.step_times import NoClock, StepClock
 from dtj_trainer.train.chance import seed_of
 from dtj_trainer.train.file_saver import FileSaver
+from dtj_trainer.train.own_model import is_own
 from dtj_trainer.train.protocols import PictureModel
 
 if TYPE_CHECKING:
@@ -64,7 +67,9 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
             sync_batchnorm.synchronize(whole, on_gpu=device.type == "cuda")
         self.network = self._placed(whole, options, data.shape)
         optimizer = optimizers.make(options, self.network, fused=self._may_fuse and device.type == "cuda")
-        self._averaging = ranks.averaging(self.network, optimizer, options.passes(ranks.data_size))
+        self._averaging = ranks.averaging(
+            self.network, optimizer, options.passes(ranks.data_size), every_weight=not is_own(options.model)
+        )
         self.optimizer = self._averaging.optimizer
         if options.compile:
             switches.compile_in_place(self.network)
@@ -126,14 +131,18 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         """Add the gradient of these examples. `total`: the examples of the step on all ranks."""
         self._clock.forward()
         with self.precision.autocast():
-            logits = self._averaging.network(pixels)
+            logits, own_loss = logits_and_loss(self._averaging.network(pixels))
         losses = functional.cross_entropy(
             logits.float(), labels, reduction="none", label_smoothing=self._smoothing
         )
         self._clock.backward()
         # Averaged over the ranks, this is the mean over all examples of the step, also when ranks have different
         # counts.
-        self.precision.backward(losses.sum() * (self._ranks.data_size / total))
+        summed = losses.sum()
+        if own_loss is not None:
+            # The network's own loss is a mean over its examples, or of weights alone: once a step in both cases.
+            summed = summed + own_loss.float() * len(labels)
+        self.precision.backward(summed * (self._ranks.data_size / total))
         self._clock.passed()
         self._add_up(losses, logits, labels)
 
@@ -277,10 +286,10 @@ class TorchSaver(FileSaver):
         )
 
 
-def digest_of(state: Mapping[str, Tensor]) -> str:
+def digest_of(state: Mapping[str, object]) -> str:
     """Return the sha256 of the names and bytes of a network's state, ordered by name."""
     digest = hashlib.sha256()
-    for name, value in sorted(state.items()):
+    for name, value in sorted(state.items(), key=itemgetter(0)):
         if not isinstance(value, Tensor):  # An object of a network's `get_extra_state`.
             continue
         digest.update(name.encode())

@@ -150,9 +150,7 @@ class Ranks:
         different = [name for name in sorted({*own, *first}) if own.get(name) != first.get(name)]
         names = sorted({name for found in self.gather(different[:_NAMED], "names") for name in found})
         listed = ", ".join(f"rank {rank}: {digests[rank][:12]}" for rank in [0, *unlike][:_NAMED])
-        which = (
-            f" of {', '.join(names[:_NAMED])}: a pass changes them differently on each rank" if names else ""
-        )
+        which = f" of {', '.join(names[:_NAMED])}, as when a pass changes a weight by itself" if names else ""
         raise RanksDiverged(f"the ranks have different weights{which} ({listed})")
 
 
