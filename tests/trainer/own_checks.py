@@ -73,6 +73,7 @@ def main() -> None:
     os.environ["WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_SIZE"]
     torch.set_num_threads(1)
     hvd.init()
+    TorchModel.try_export = lambda _: None  # type: ignore[method-assign]  # A process for each cell takes seconds.
     folder, *cells = sys.argv[1:]
     with joined_ranks(CPU) as together:
         kinds = {"alone": TensorRanks(), "ddp": together, "horovod": TorchRanks()}

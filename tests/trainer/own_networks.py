@@ -6,8 +6,10 @@ weights.
 
 from __future__ import annotations
 
+import random
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -193,6 +195,47 @@ class Unused(Linear):
         self.head = nn.Linear(PIXELS, classes)
 
 
+class Picky(Linear):
+    """Refuses a single picture in a layer of its own."""
+
+    class Pairs(nn.Module):
+        def forward(self, values: Tensor) -> Tensor:
+            if len(values) < 2:
+                raise ValueError("there are no two of them")
+            return values
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__(channels, classes)
+        self.pairs = self.Pairs()
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return super().forward(self.pairs(pictures))  # type: ignore[no-any-return]
+
+
+class Wide(Linear):
+    """Has more outputs than classes."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__(channels, classes + 1)
+
+
+class Drawn(Linear):
+    """Draws from every generator, and has state that a pass changes."""
+
+    total: Tensor
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__(channels, classes)
+        self.norm, self.dropout = nn.BatchNorm1d(PIXELS), nn.Dropout()
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        values = self.dropout(self.norm(pictures.flatten(1)))
+        if self.training:
+            self.total += random.random() + np.random.random() + float(torch.rand(()))
+        return self.layer(values)
+
+
 class Diverging(Linear):
     """Changes a weight by itself, on each rank by another value."""
 
@@ -219,7 +262,15 @@ STYLES = {
 }
 UNEXPORTABLE = ("checked",)
 """The styles that even the strict mode of torch.export refuses."""
-OTHERS = {"own_loss": OwnLoss, "normed": Normed, "unused": Unused, "diverging": Diverging}
+OTHERS = {
+    "own_loss": OwnLoss,
+    "normed": Normed,
+    "unused": Unused,
+    "picky": Picky,
+    "wide": Wide,
+    "drawn": Drawn,
+    "diverging": Diverging,
+}
 
 
 def __getattr__(name: str) -> Any:

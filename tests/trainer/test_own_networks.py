@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from dtj.local.store_keeper import free_ports
 from dtj_trainer import progress
 from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.data.sharding import Sharding
-from dtj_trainer.torch import saved_model
+from dtj_trainer.torch import saved_model, trial
 from dtj_trainer.torch.model import TorchModel
 from dtj_trainer.torch.models import build
 from dtj_trainer.torch.models.batch_norm import BatchNorm1d, accept_single_values
@@ -144,6 +146,71 @@ def test_one_value_of_a_channel_is_normalized(kind: type[nn.Module], axes: int, 
 def test_what_is_no_output_of_a_classifier_is_said(output: object) -> None:
     with pytest.raises(TypeError, match=r"the network('s `loss` has to be a tensor| returned .* logits)"):
         logits_and_loss(output)
+
+
+def test_what_would_fail_in_the_last_step_fails_at_once() -> None:
+    with pytest.raises(SystemExit, match=r"pass of 1 pictures, the least of this training: pairs: ValueErr"):
+        stepped("picky", "--global-batch-size=8", size=8)
+    with pytest.raises(SystemExit, match=r"returned logits of shape \(5, 11\) for 5 pictures of 10 classes"):
+        stepped("wide", "--global-batch-size=5", "--max-steps=1")
+
+
+def test_a_weight_without_a_gradient_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    stepped("unused")
+    assert (
+        "no gradient reaches 2 weights of the network, which stay as they are: head.weight, head.b"
+        in caplog.text
+    )
+
+
+def test_the_trial_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def after(tried: list[set[int]]) -> tuple[dict[str, Any], list[Any]]:
+        random.seed(1)
+        np.random.seed(1)
+        monkeypatch.setattr(trial, "_pass", lambda *given: (tried.append(len(given[1])), made(*given)))
+        state = stepped("drawn", "--batch-size=2", size=4).state_dict()
+        return state, [random.random(), np.random.random(), torch.rand(3)]
+
+    made, tried = trial._pass, []
+    with_trial, drawn = after(tried)
+    assert tried == [1]
+    monkeypatch.setattr(trial, "try_passes", lambda *_: None)
+    without, drawn_without = after(tried)
+    torch.testing.assert_close(with_trial, without, rtol=0, atol=0)
+    assert drawn[:2] == drawn_without[:2]
+    assert torch.equal(drawn[2], drawn_without[2])
+
+
+@pytest.mark.parametrize(
+    ("examples", "options", "shares", "sizes"),
+    [
+        (203, ("--batch-size=101",), 1, {1}),
+        (203, ("--batch-size=101",), 2, {0, 1}),
+        (203, ("--batch-size=101", "--max-steps=1"), 1, {101}),
+        (64, ("--batch-size=8", "--grad-accumulation=2"), 2, {8}),
+        (60, ("--global-batch-size=20", "--batch-size=4"), 2, {3}),
+        (5, ("--batch-size=8",), 1, {5}),
+    ],
+)
+def test_the_smallest_passes(examples: int, options: tuple[str, ...], shares: int, sizes: set[int]) -> None:
+    chosen = parse(["--data=none", *options], "program", "", ("cnn",), grad_accumulation=True)
+    assert trial.smallest_passes(examples, chosen, shares) == sizes
+
+
+def test_an_export_that_would_fail_is_told_beside_the_first_steps(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(progress, "exported", told.append)
+    monkeypatch.setattr(trial.sys, "executable", warm.python("torch"))
+    for name in ("checked", "counter"):
+        trial.try_export(build(own(name), SHAPE, 10), own(name), SHAPE, 10)
+    for each in threading.enumerate():
+        if each.name == "export-trial":
+            each.join(100 * PATIENCE)
+    (reason,) = told
+    assert reason.startswith("torch.export refused the model, model.pt will have the weights: Guard")
+    assert f"at the end of this training: {reason}" in caplog.text
 
 
 KINDS = ("alone", "ddp", "horovod")

@@ -51,7 +51,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
         self.network = models.build(options.model, self.shape, data.classes, options.seed)
         self.optimizer = optimizers.make(options)
         self.optimizer.build(self.network.trainable_variables)
-        self._sums = tf.Variable(tf.zeros(3, tf.float64), trainable=False)  # loss, right, examples
+        self._sums = tf.Variable(tf.zeros(4, tf.float64), trainable=False)  # loss, right, examples, top 5
         self._step = _step(self.network, self.optimizer, self._sums, self.shape, options)
         self._test = _test(self.network, self.shape)
 
@@ -74,7 +74,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
     def take_sums(self) -> list[float]:
         """See Model."""
         sums: list[float] = self._sums.numpy().tolist()
-        self._sums.assign(tf.zeros(3, tf.float64))
+        self._sums.assign(tf.zeros(4, tf.float64))
         return sums
 
     def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
@@ -240,7 +240,9 @@ def _step(
         ]
         optimizer.apply(penalised, model.trainable_variables)
         right = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1), wanted), tf.float64))
-        sums.assign_add(tf.stack([tf.cast(loss, tf.float64), right, tf.cast(count, tf.float64)]))
+        among = tf.math.in_top_k(tf.cast(wanted, tf.int32), logits, min(5, logits.shape[-1]))
+        top5 = tf.reduce_sum(tf.cast(among, tf.float64))
+        sums.assign_add(tf.stack([tf.cast(loss, tf.float64), right, tf.cast(count, tf.float64), top5]))
 
     compiled: Callable[..., None] = tf.function(
         step,

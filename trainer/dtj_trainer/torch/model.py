@@ -14,7 +14,8 @@ import torch._dynamo  # Optimizers import it, which takes 2 s: all ranks load it
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dtj_trainer.torch import buffers, optimizers, saved_model, switches, sync_batchnorm
+from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.torch import buffers, optimizers, saved_model, switches, sync_batchnorm, trial
 from dtj_trainer.torch.models import build
 from dtj_trainer.torch.models.outputs import logits_and_loss
 from dtj_trainer.torch.precision import Precision
@@ -63,6 +64,10 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         mean, deviation = _statistics(data)
         self.precision = Precision(device, options.amp, options.amp_dtype)
         whole = build(options.model, data.shape, data.classes, mean, deviation)
+        self._describe = options.model, data.shape, data.classes
+        if is_own(options.model) and not options.divided and checkpoints.newest() is None:
+            sizes = trial.smallest_passes(len(data.train), options, ranks.data_size)
+            trial.try_passes(whole, sizes, data.shape, data.classes, device, self.precision.autocast)
         if options.sync_batchnorm and ranks.size > 1:
             sync_batchnorm.synchronize(whole, on_gpu=device.type == "cuda")
         self.network = self._placed(whole, options, data.shape)
@@ -75,7 +80,7 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
             switches.compile_in_place(self.network)
         self._clock = self._new_clock()
         self._profile = StepProfile(options.profile_steps, ranks)
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right, examples
+        self._sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, right, examples, top 5
 
     def _placed(self, network: PictureClassifier, options: Options, shape: tuple[int, int, int]) -> nn.Module:
         """Return what this rank trains of the network, on its device. `shape` is that of a picture."""
@@ -85,6 +90,11 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
 
     def _new_clock(self) -> NoClock:
         return StepClock(self.network, self._device, exchanged=self._ranks.size > 1)
+
+    def try_export(self) -> None:
+        """See PictureModel."""
+        if is_own(self._describe[0]):
+            trial.try_export(self.network, *self._describe)
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
         """See PictureModel."""
@@ -150,7 +160,11 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         """Add to the sums. Labels below 0 do not count."""
         with torch.no_grad():
             right, counted = (logits.argmax(1) == labels).sum(), (labels >= 0).sum()
-            self._sums += torch.stack((losses.sum().double(), right.double(), counted.double()))
+            best = logits.topk(min(5, logits.shape[1]), sorted=False).indices
+            top5 = (best == labels.unsqueeze(1)).sum()
+            self._sums += torch.stack(
+                (losses.sum().double(), right.double(), counted.double(), top5.double())
+            )
 
     def take_parts(self) -> StepParts:
         """See Model."""

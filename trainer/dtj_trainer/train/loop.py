@@ -141,9 +141,9 @@ class Training(Generic[Data]):
         if save or stop or due or self._last:
             self.at.step += self.model.settle()
         seconds, waited = now - self._meeting_at, self.batches.take_waited()
-        loss, right, examples = self.model.take_sums()
+        loss, right, examples, *more = self.model.take_sums()
         sums = loss, right, examples, float(stop), float(due), seconds, waited
-        own = Sums(*sums, *self.model.take_parts(), skipped=self.batches.take_skipped())
+        own = Sums(*sums, *self.model.take_parts(), self.batches.take_skipped(), *more)
         met = own.over_all(self.ranks, "meeting")
         self._pace.met(met.seconds / self.ranks.size)
         self._meeting_at = now
@@ -219,8 +219,14 @@ class Training(Generic[Data]):
         options = self.options
         batches = options.rate_batches(self.ranks.data_size)
         scale = rate_scale(options.optimizer, batches) if options.scale_lr else 1.0
-        ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_epochs)
-        lengths = options.warmup_epochs, self._end_in_epochs()
+        start = options.warmup_from(scale)
+        if start > scale and saved is None:
+            raise SystemExit(
+                f"--warmup-start={options.warmup_start:g} is above {options.lr * scale:g}, to which the warm-up "
+                "leads: give a lower one, or leave it out"
+            )
+        ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_length, start)
+        lengths = options.warmup_length, self._end_in_epochs()
         steps = options.step_epochs, options.step_gamma
         return Schedule(options.lr, ramp, *lengths, options.schedule, *steps)
 

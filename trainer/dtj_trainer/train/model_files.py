@@ -63,11 +63,16 @@ def not_exported(by: str, error: Exception, left: str) -> str:
 
     `by`: what refused the model. `left`: what there is in place of the form.
     """
-    lines = str(error).strip().splitlines()
-    reason = f"{by} refused the model, {left}: {type(error).__name__}: {' '.join(lines)[:1000]}"
+    reason = reason_of(by, error, left)
     progress.exported(reason)
     log.warning("%s", reason)
     return reason
+
+
+def reason_of(by: str, error: Exception, left: str) -> str:
+    """Return in one line why a form of the model can't be written."""
+    text = " ".join(str(error).split())
+    return f"{by} refused the model, {left}: {type(error).__name__}: {text[:1000]}"
 
 
 def write_manifest(folder: Path) -> None:

@@ -65,7 +65,10 @@ class Model(Protocol[DataIn]):
         return 0
 
     def take_sums(self) -> Sequence[float]:
-        """Return loss, right answers and examples of this rank's steps that have ended since the last call."""
+        """Return loss, right answers and examples of this rank's steps that have ended since the last call.
+
+        If the model counts them, a fourth number follows: the examples whose label is among the five best answers.
+        """
 
     def take_parts(self) -> StepParts:
         """Return the parts of this rank's steps since the last call, if the model measures them."""
@@ -90,6 +93,9 @@ class PictureModel(Model[Data], Protocol[Data]):
     def tests_together(self) -> bool:
         """Whether each call of `test` is an exchange of the ranks, which all make, also without pictures."""
         return False
+
+    def try_export(self) -> None:
+        """Begin to find out, beside the first steps, whether the trained model can be exported."""
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> Data:
         """Convert a batch to the form that `train` takes. Threads call the method ahead of time."""
