@@ -96,6 +96,7 @@ class PictureModel(Model[Data], Protocol[Data]):
 
     def try_export(self) -> None:
         """Begin to find out, beside the first steps, whether the trained model can be exported."""
+        return
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> Data:
         """Convert a batch to the form that `train` takes. Threads call the method ahead of time."""
