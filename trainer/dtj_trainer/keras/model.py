@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,10 @@ from dtj_trainer.keras import models, optimizers, saved_model
 from dtj_trainer.keras.chance import draw_anew
 from dtj_trainer.keras.horovod_ranks import KerasRanks, rows_of
 from dtj_trainer.keras.losses import cross_entropies
+from dtj_trainer.train import model_files
 from dtj_trainer.train.array_process import in_memory
 from dtj_trainer.train.file_saver import FileSaver
+from dtj_trainer.train.own_model import is_own
 from dtj_trainer.train.protocols import PictureModel
 from dtj_trainer.train.staged_arrays import StagedArrays
 from dtj_trainer.train.state_file import Array, read_array, write_arrays
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from dtj_trainer.train.options import Options
 
 
+log = logging.getLogger(__name__)
+
 _RUN = "run.json"
 """The entry of a checkpoint that is not a variable."""
 
@@ -45,7 +50,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
     """See PictureModel. `shape` is height, width and channels of a picture."""
 
     def __init__(self, options: Options, data: PictureSet, ranks: KerasRanks) -> None:
-        self._ranks, self._seed = ranks, options.seed
+        self._ranks, self._seed, self._own = ranks, options.seed, is_own(options.model)
         channels, height, width = data.shape
         self.shape = (height, width, channels)
         self.network = models.build(options.model, self.shape, data.classes, options.seed)
@@ -54,6 +59,17 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
         self._sums = tf.Variable(tf.zeros(4, tf.float64), trainable=False)  # loss, right, examples, top 5
         self._step = _step(self.network, self.optimizer, self._sums, self.shape, options)
         self._test = _test(self.network, self.shape)
+
+    def try_export(self) -> None:
+        """See PictureModel. What Keras can't save is the configuration, not the weights."""
+        if not self._own:
+            return
+        try:
+            keras.saving.serialize_keras_object(self.network)
+        except Exception as error:
+            log.debug("the network can't be saved", exc_info=True)
+            left = f"{saved_model.WEIGHTS} will have the weights"
+            model_files.not_exported("Keras", error, left)
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See PictureModel."""

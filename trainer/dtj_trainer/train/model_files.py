@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dtj_trainer import contract, progress
@@ -12,9 +14,11 @@ from dtj_trainer.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 log = logging.getLogger(__name__)
+
+_LINE = re.compile(r'File "([^"]+)", line (\d+), in \w+\s+(\S.{,100})')
+"""A line of source in an error's text."""
 
 
 def begin(folder: Path, *forms: str) -> None:
@@ -71,8 +75,11 @@ def not_exported(by: str, error: Exception, left: str) -> str:
 
 def reason_of(by: str, error: Exception, left: str) -> str:
     """Return in one line why a form of the model can't be written."""
-    text = " ".join(str(error).split())
-    return f"{by} refused the model, {left}: {type(error).__name__}: {text[:1000]}"
+    text = str(error)
+    # torch.export tells the line of the network far behind.
+    found = _LINE.search(text)
+    where = f"{Path(found[1]).name}:{found[2]} `{found[3]}`: " if found else ""
+    return f"{by} refused the model, {left}: {where}{type(error).__name__}: {' '.join(text.split())[:1000]}"
 
 
 def write_manifest(folder: Path) -> None:
