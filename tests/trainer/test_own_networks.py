@@ -29,6 +29,7 @@ from dtj_trainer.torch.models import build
 from dtj_trainer.torch.models.batch_norm import BatchNorm1d, accept_single_values
 from dtj_trainer.torch.models.outputs import logits_and_loss
 from dtj_trainer.torch.ranks import TensorRanks
+from dtj_trainer.torch.stages import pieces_of
 from dtj_trainer.train.options import parse
 
 SHAPE = (1, 8, 8)
@@ -213,6 +214,13 @@ def test_an_export_that_would_fail_is_told_beside_the_first_steps(
     (reason,) = told
     assert reason.startswith("torch.export refused the model, model.pt will have the weights: own_net")
     assert f"at the end of this training: {reason}" in caplog.text
+
+
+def test_stages_need_a_network_that_returns_a_tensor() -> None:
+    with pytest.raises(
+        SystemExit, match=r"--pipeline-stages: a block of the network returned tuple, and stages"
+    ):
+        pieces_of(build(own("pair"), SHAPE, 10), SHAPE)
 
 
 KINDS = ("alone", "ddp", "horovod")
