@@ -22,7 +22,8 @@ STATISTICS = """
 import horovod.{horovod} as hvd, numpy as np
 from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.data.sharding import Share
-from dtj_trainer.{framework}.model import {name}Model as Model, statistics
+from dtj_trainer.{framework}.model import {name}Model as Model
+from dtj_trainer.{statistics} import statistics
 from dtj_trainer.{framework}.horovod_ranks import {name}Ranks as Ranks
 from dtj_trainer.train.options import parse
 hvd.init()

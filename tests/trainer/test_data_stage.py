@@ -31,7 +31,7 @@ from dtj_trainer.data.cache import BlockCache
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound
 from dtj_trainer.data.formats.images import Form
 from dtj_trainer.data.index import INDEX_NAME, DataIndex
-from dtj_trainer.data.pictures import Pictures, load_pictures
+from dtj_trainer.data.pictures import Pictures, PictureSet, load_pictures
 from dtj_trainer.data.stored_examples import SKIPPED, StoredExamples
 from dtj_trainer.data.stored_set import StoredSet, open_stored_set
 from dtj_trainer.data.targets import FolderTarget
@@ -221,6 +221,21 @@ def test_blocks_in_memory_stay_within_the_limit(fruits: Path, tmp_path: Path) ->
     assert sum(seen(examples.read(ids)).total() for ids in batches) == TRAIN
     assert examples.most_bytes <= limit
     examples.close()
+
+
+def test_statistics_follow_the_form_of_the_pictures(fruits: Path, tmp_path: Path) -> None:
+    write_pictures(tmp_path / "idx", 50, 10)
+    index = staged(tmp_path / "idx", tmp_path / "grey")
+    in_colours = load_pictures(str(tmp_path / "grey"), Form(channels=3))
+    assert (in_colours.shape[0], in_colours.mean) == (3, index.mean * 3)
+    assert in_colours.deviation == index.deviation * 3
+    colours = staged(fruits, tmp_path / "colours")
+    in_grey = load_pictures(str(tmp_path / "colours"), Form(channels=1))
+    pixels = in_grey.train.read(np.arange(len(in_grey.train))).pixels / 255
+    assert (in_grey.shape[0], len(colours.mean)) == (1, 3)
+    assert in_grey.mean == pytest.approx((pixels.mean(),), abs=0.003)
+    with pytest.raises(ValueError, match="pictures of 1 channels, and statistics of 3 and 3"):
+        PictureSet(in_grey.train, in_grey.test, 2, (), None, colours.mean, colours.deviation)
 
 
 def test_grey_pixels_stay_grey_and_equal(tmp_path: Path) -> None:

@@ -59,11 +59,16 @@ class Averaging(GradientAveraging):
 class Threads(ThreadRanks, TensorRanks):
     """See TensorRanks: threads of this process."""
 
-    def averaging(self, network: nn.Module, optimizer: Any, passes: int) -> GradientAveraging:
+    def averaging(
+        self, network: nn.Module, optimizer: Any, passes: int, *, every_weight: bool = True
+    ) -> GradientAveraging:
         return Averaging(network, optimizer, self)
 
     def average(self, tensor: Tensor, name: str) -> Tensor:
         return torch.stack(self.exchange(name, tensor)).mean(0)
+
+    def first(self, tensor: Tensor, name: str) -> Tensor:
+        return self.exchange(name, tensor.clone())[0]  # type: ignore[no-any-return]
 
     def overwrite(self, tensors: Mapping[str, Tensor]) -> None:
         first = self.exchange("state", {name: tensor.clone() for name, tensor in tensors.items()})[0]

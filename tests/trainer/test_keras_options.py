@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import keras
@@ -11,7 +12,8 @@ import tensorflow as tf
 import torch
 from torch.nn import functional
 
-from dtj_trainer.keras import models
+from dtj_trainer import progress
+from dtj_trainer.keras import models, saved_model
 from dtj_trainer.keras import optimizers as keras_optimizers
 from dtj_trainer.keras.losses import cross_entropies
 from dtj_trainer.torch import optimizers
@@ -65,3 +67,32 @@ def test_a_network_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert model(np.zeros((2, 4, 5, 3), np.float32)).shape == (2, 7)
     with pytest.raises(ValueError, match="--model=keras_nets:number returned int, and has to return a keras"):
         models.build("keras_nets:number", (4, 5, 3), 7, 1)
+
+
+class Unsavable(keras.layers.Layer):
+    """Its argument is in no configuration."""
+
+    def __init__(self, about: object) -> None:
+        super().__init__()
+        self.about = about
+
+    def call(self, values: tf.Tensor) -> tf.Tensor:
+        return values * 2
+
+
+def test_a_network_that_keras_cannot_save_leaves_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(progress, "exported", told.append)
+    network = keras.Sequential(
+        [keras.Input((8, 8, 1)), keras.layers.Flatten(), Unsavable(object()), keras.layers.Dense(3)]
+    )
+    saved_model.write(tmp_path, network, name="own", shape=(8, 8, 1), classes=3, facts={"steps": 7})
+    described = json.loads((tmp_path / "model.json").read_text())
+    assert described["export"]["error"].startswith("Keras refused the model, weights.npz has the weights: ")
+    assert (described["steps"], told) == (7, [described["export"]["error"]])
+    assert {path.name for path in tmp_path.iterdir()} == {"manifest.json", "model.json", "weights.npz"}
+    with np.load(tmp_path / "weights.npz", allow_pickle=False) as arrays:
+        for variable in network.weights:
+            np.testing.assert_array_equal(arrays[variable.path], variable.numpy())

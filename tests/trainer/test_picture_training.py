@@ -17,7 +17,10 @@ from dtj_trainer.data.pictures import Pictures
 from dtj_trainer.train import meeting
 from dtj_trainer.train import pictures as picture_training
 from dtj_trainer.train.machines import Place, machines_of
+from dtj_trainer.train.meeting import Sums
+from dtj_trainer.train.options import parse
 from dtj_trainer.train.protocols import PictureModel, Position, Ranks
+from dtj_trainer.train.report import TrainingReport
 from dtj_trainer.train.schedule import Ramp, Schedule
 from dtj_trainer.train.stop import StopRequest
 
@@ -139,6 +142,40 @@ def test_the_last_checkpoint_is_there_before_the_model_is_written(
     assert there == [[6]]
 
 
+@pytest.mark.parametrize(
+    ("options", "ranks", "first", "last"),
+    [
+        (("--warmup-epochs=1",), 1, 0.001, 0.1),
+        (("--warmup-epochs=1", "--global-batch-size=16"), 2, 0.001, 0.1),
+        (("--warmup-epochs=1", "--no-scale-lr"), 2, 0.001, 0.1),
+        (("--warmup-epochs=1",), 2, 0.1, 0.2),
+        (("--warmup-epochs=1", "--warmup-start=0.05"), 2, 0.05, 0.2),
+        (("--warmup-start=0.02",), 1, 0.02, 0.1),
+        ((), 1, 0.1, 0.1),
+        ((), 2, 0.1, 0.2),
+    ],
+)
+def test_a_warm_up_warms_up(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    ranks: int,
+    first: float,
+    last: float,
+) -> None:
+    fixed = ("--epochs=2", "--lr=0.1", "--schedule=constant")
+    rates = train(monkeypatch, tmp_path, *fixed, *options, ranks=ranks)[0].rates
+    assert (rates[0], rates[-1]) == pytest.approx((first, last))
+    assert rates == sorted(rates)
+    if first < last and options:
+        assert len({round(rate, 9) for rate in rates}) > 3
+
+
+def test_a_warm_up_does_not_begin_above_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"--warmup-start=0.5 is above 0.1, to which the warm-up leads"):
+        train(monkeypatch, tmp_path, "--lr=0.1", "--warmup-start=0.5", ranks=1)
+
+
 def test_the_schedule_ends_with_the_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = ("--epochs=5", "--max-steps=16", "--lr=0.1", "--warmup-epochs=0.5", "--checkpoint-steps=9")
     straight = train(monkeypatch, tmp_path / "straight", *options)[0].rates
@@ -247,3 +284,37 @@ def test_processors_that_containers_share_count_once() -> None:
     assert of(Place("n", "a", 0b01), Place("n", "a", 0b10)) == (1, 2)  # bound, in one container
     assert of(Place("n", "a", 0b11), Place("m", "a", 0b11)) == (2, 4)
     assert of(Place("n", "a", 0b11, 0.5)) == (1, 1)
+
+
+def test_a_line_is_the_mean_since_the_line_before_and_an_epoch_has_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
+    options = parse(["--data=none", "--log-seconds=3600"], "program", "", ("cnn",))
+    report = TrainingReport(options, 1, 60, 0, top5=True)
+    at = Position()
+    for number, loss in enumerate((8.0, 4.0, 2.0, 1.0, 0.5, 0.25)):
+        at.step, at.examples = at.step + 1, at.examples + 10
+        sums = Sums(
+            10 * loss, 9 - number, 10, seconds=0.5, steps=1, forward=loss, reduced=8, exchanging=1, skipped=1
+        )
+        report.trained(at, 6, sums + Sums(top5=10), 0.1 / at.step, last=number in (3, 5))
+    report.close()
+    first, second, third = metrics(tmp_path, "train")
+    assert [line["step"] for line in (first, second, third)] == [1, 4, 6]
+    assert (first["loss"], second["loss"], third["loss"]) == (8, 7 / 3, 0.375)
+    assert (second["accuracy"], second["stepSeconds"]["forward"]) == (0.7, round(7 / 3, 6))
+    assert (second["examplesPerSecond"], second["reducedBytes"], second["skippedExamples"]) == (20, 8, 3)
+    assert (second["learningRate"], third["learningRate"]) == (0.1 / 4, 0.1 / 6)
+    (epoch,) = metrics(tmp_path, "epoch")
+    assert (epoch["step"], epoch["epoch"], epoch["epochExamples"], epoch["top5Accuracy"]) == (6, 1, 60, 1)
+    assert (epoch["loss"], epoch["accuracy"]) == (15.75 / 6, 39 / 60)
+
+
+def test_each_epoch_has_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    train(monkeypatch, tmp_path, "--epochs=3", "--max-steps=15")
+    lines = metrics(tmp_path, "epoch")
+    assert [(line["epoch"], line["epochExamples"], line["loss"]) for line in lines] == [
+        (1, 96, 1),
+        (2, 96, 1),
+    ]

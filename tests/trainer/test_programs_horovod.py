@@ -261,6 +261,7 @@ def test_an_example_without_weight_enters_no_statistics() -> None:
     code = horovod_run.STATISTICS.format(
         horovod="torch",
         framework="torch",
+        statistics="torch.buffers",
         name="Torch",
         model=NORMED.partition("=")[2],
         device="__import__('torch').device('cpu'), ",

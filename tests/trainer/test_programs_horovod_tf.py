@@ -192,10 +192,53 @@ print(json.dumps(said))
         assert re.search(r"Keras 3 doesn't average .*DistributedGradientTape .*\.value .*tf_keras", refusal)
 
 
+OWN_LOSSES = """
+import horovod.tensorflow as hvd, numpy as np
+from dtj_trainer.data.pictures import Pictures, PictureSet
+from dtj_trainer.data.sharding import Share
+from dtj_trainer.keras.horovod_ranks import KerasRanks
+from dtj_trainer.keras.model import KerasModel
+from dtj_trainer.train.options import parse
+hvd.init()
+pictures = Pictures(np.random.default_rng(1).integers(0, 256, (4, 1, 8, 8)).astype("u1"), np.arange(4))
+
+def changed(name):
+    own = f"tests.trainer.regularized_keras:{name}"
+    options = parse([f"--model={own}", "--momentum=0", "--weight-decay=0"], "program", "", ("cnn",))
+    model = KerasModel(options, PictureSet(pictures, pictures, 4), KerasRanks())
+    (kernel,) = model.network.trainable_variables
+    before = kernel.numpy()
+    # This rank has 4 of the 8 examples of a step.
+    model.train(model.prepare(pictures.pixels, pictures.labels), Share(np.arange(4), 4, 8, 8), 0.01, 0)
+    return before, kernel.numpy() - before
+
+weight, plain = changed("plain")
+values = (pictures.pixels.reshape(4, 64) / 127.5 - 1).astype("f4")
+of_weight = -0.01 * 20 * weight * 4 / 8
+of_outputs = -0.01 * 2 * values.T @ (values @ weight) / 4 * 4 / 8
+for name, wanted in (("regularized", of_weight), ("active", of_outputs), ("added", of_outputs)):
+    np.testing.assert_allclose(changed(name)[1] - plain, wanted, atol=1e-5)
+    print(name)
+"""
+"""A program: what a step adds to the weights for losses of a network's own, beside the same network without."""
+
+
+def test_a_networks_own_losses_count_once_a_step() -> None:
+    done = subprocess.run(
+        [warm.python(Run.framework), "-c", OWN_LOSSES],
+        env={**os.environ, **QUIET},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["regularized", "active", "added"]
+
+
 def test_an_example_without_weight_enters_no_statistics() -> None:
     code = horovod_run.STATISTICS.format(
         horovod="tensorflow",
         framework="keras",
+        statistics="keras.model",
         name="Keras",
         model=NORMED.partition("=")[2],
         device="",

@@ -93,3 +93,27 @@ def test_the_evaluator_tests_the_last_checkpoint_alone_on_the_test_split(
         ("validation", 5, False, None), ("validation", 9, True, None), ("test", 9, True, 1)
     ]  # fmt: skip
     assert told == [(5, lines[0]["accuracy"], False), (9, lines[2]["accuracy"], True)]
+
+
+@pytest.mark.parametrize("name", ["regularized", "active", "added"])
+def test_a_networks_own_losses_are_in_its_gradient(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for module in (shards, parameters):
+        monkeypatch.setattr(module, "ps_device", lambda _: "/device:CPU:0")
+    pictures = grey([0, 1, 2, 0])
+    pixels = tf.constant(pictures.pixels.transpose(0, 2, 3, 1), tf.float32)
+
+    def gradient(factory: str) -> tuple[np.ndarray, np.ndarray]:
+        model = f"tests.trainer.regularized_keras:{factory}"
+        network = models.build(model, (8, 8, 1), 3, 1)
+        held = parameters.Parameters(network, parse([f"--model={model}"], "program", "what it is"), 1)
+        step = updates.WorkerStep(network, held, (8, 8, 1))
+        labels = tf.constant(pictures.labels, tf.int32)
+        done = step.forward(held.trainable.read(), held.read_other(), pixels, labels)
+        (kernel,) = network.trainable_variables
+        return done.gradient.numpy()[: kernel.numpy().size].reshape(kernel.shape), kernel.numpy()
+
+    plain, weight = gradient("plain")
+    values = pixels.numpy().reshape(4, 64) / 127.5 - 1
+    # The gradient is that of a sum over 4 examples, which the servers divide by their number.
+    wanted = 20 * weight * 4 if name == "regularized" else 2 * values.T @ (values @ weight)
+    np.testing.assert_allclose(gradient(name)[0] - plain, wanted, rtol=1e-3, atol=1e-3)

@@ -67,11 +67,16 @@ class TorchThreadRanks(ThreadRanks, TensorRanks):
         self.exchange("averaged", None)
         return means
 
-    def averaging(self, network: nn.Module, optimizer: Any, passes: int) -> GradientAveraging:
+    def averaging(
+        self, network: nn.Module, optimizer: Any, passes: int, *, every_weight: bool = True
+    ) -> GradientAveraging:
         return Averaging(network, optimizer, self)
 
     def average(self, tensor: Tensor, name: str) -> Tensor:
         return self.means([tensor])[0]
+
+    def first(self, tensor: Tensor, name: str) -> Tensor:
+        return self.exchange(name, tensor.clone())[0]  # type: ignore[no-any-return]
 
     def overwrite(self, tensors: Mapping[str, Tensor]) -> None:
         raise NotImplementedError
@@ -227,6 +232,22 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--label-smoothing=1"], "argument --label-smoothing: 1 must be less than 1"),
         (["--clip-norm=0"], "argument --clip-norm: 0 must be more than 0"),
         (["--optimizer=lion"], "argument --optimizer: invalid choice: 'lion'"),
+        (
+            ["--step-epochs=3"],
+            "--step-epochs has an effect with --schedule=step alone: give that, or leave it",
+        ),
+        (["--step-gamma=0.5", "--schedule=cosine"], "--step-gamma has an effect with --schedule=step alone"),
+        (["--momentum=0.8", "--optimizer=adam"], "--momentum has an effect with --optimizer=sgd alone"),
+        (
+            ["--global-batch-size=8", "--grad-accumulation=2"],
+            "--grad-accumulation has no effect beside --global-batch-size: --global-batch-size is the whole",
+        ),
+        (
+            ["--global-batch-size=8", "--scale-lr"],
+            "--scale-lr has no effect beside --global-batch-size: --global-batch-size is the whole step, and --lr",
+        ),
+        (["--warmup-start=0.1", "--warmup-epochs=0"], "--warmup-start has no effect with --warmup-epochs=0"),
+        (["--amp-dtype=bfloat16", "--no-amp"], "--amp-dtype has no effect with --no-amp: leave one of them"),
     ],
 )
 def test_wrong_options(capsys: pytest.CaptureFixture[str], given: list[str], message: str) -> None:

@@ -14,7 +14,11 @@ def write_whole(path: Path, write_to: Callable[[Path], object]) -> None:
     """Let `write_to` write a temporary file beside `path`, and rename it to `path` once it is on disk."""
     # Uploaders skip the temporary name. The suffix stays, because torch.export and Keras check it.
     written = path.with_name(f".{path.stem}.tmp{path.suffix}")
-    write_to(written)
+    try:
+        write_to(written)
+    except BaseException:
+        written.unlink(missing_ok=True)
+        raise
     descriptor = os.open(written, os.O_RDONLY)
     try:
         os.fsync(descriptor)

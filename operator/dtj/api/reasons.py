@@ -163,7 +163,7 @@ class Reason(StrEnum):
     JOB_RESTARTING = "JobRestarting"
     """The next attempt begins after a loss."""
     EXPORT_FAILED = "ExportFailed"
-    """The final model was not exported to ONNX. The job does not fail because of it."""
+    """The final model was not exported, by its framework or to ONNX. The job does not fail because of it."""
     EVALUATOR_RESTARTING = "EvaluatorRestarting"
     """The evaluator starts again, and the training continues."""
     POD_FORCE_DELETED = "PodForceDeleted"

@@ -122,7 +122,7 @@ class ProgressStatus(ApiModel):
     applied_twice: Count = None
     """Batches that asynchronous parameter servers applied again after a loss, in all attempts."""
     export_error: ReportedSentence = None
-    """Why the final model was not exported to ONNX."""
+    """Why the final model was not exported, by its framework or to ONNX."""
     source: ReportedSource = None
     """Where these figures come from, if the program does not report them: Program (its rows in metrics.jsonl),
     TensorBoard (its event files), Output, or TrustedOutput (DTJ_READ_OUTPUT is trusted)."""

@@ -79,7 +79,10 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
 
 def _order(name: str) -> tuple[int, int, str]:
     kind, _, measure = name.partition(" ")
-    kinds, measures = ("train", "validation", "test", "end"), ("loss", "accuracy", "examplesPerSecond")
+    kinds, measures = (
+        ("train", "epoch", "validation", "test", "end"),
+        ("loss", "accuracy", "examplesPerSecond"),
+    )
     return (
         measures.index(measure) if measure in measures else len(measures),
         kinds.index(kind) if kind in kinds else len(kinds),

@@ -26,7 +26,7 @@ class Row:
     """A line of metrics.jsonl."""
 
     kind: str
-    """start, train, validation, test or end."""
+    """start, train, epoch, validation, test or end."""
     time: float
     """Seconds since 1970."""
     step: int

@@ -39,7 +39,9 @@ def _export(old: JobStatus, new: JobStatus) -> list[Happening]:
     error = new.progress and new.progress.export_error
     if not error or (old.progress is not None and old.progress.export_error):
         return []
-    message = f"attempt {new.attempt}: the model is not exported to ONNX: {error}; `dtj export` does it later"
+    message = (
+        f"attempt {new.attempt}: the model is not exported: {error}; its weights are saved: docs/export.md"
+    )
     # One event per attempt, whatever the program reports.
     return [Happening("Warning", Reason.EXPORT_FAILED, message, same=f"attempt {new.attempt}")]
 

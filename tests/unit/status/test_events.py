@@ -68,7 +68,7 @@ def test_a_failed_export_is_told_once_an_attempt_also_together_with_the_end() ->
     warning = (
         "Warning",
         "ExportFailed",
-        "attempt 1: the model is not exported to ONNX: onnx can't\ufffd[31m say it so; `dtj export` does it later",
+        "attempt 1: the model is not exported: onnx can't\ufffd[31m say it so; its weights are saved: docs/export.md",
     )
     life = Life()
     told(life, *healthy())

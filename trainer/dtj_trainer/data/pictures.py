@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from dtj_trainer.data.whole import Whole
 
 ALL_AS_THEY_ARE = Form()
+_GREY = (0.299, 0.587, 0.114)
+"""The parts of red, green and blue in grey, as ITU-R 601-2 and PIL have them."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,15 @@ class PictureSet:
     validation: Examples | None = None
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that the statistics are those of the pictures' channels."""
+        channels = self.shape[0]
+        if any(each and len(each) != channels for each in (self.mean, self.deviation)):
+            raise ValueError(
+                f"the set has pictures of {channels} channels, and statistics of {len(self.mean)} and "
+                f"{len(self.deviation)}"
+            )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -145,9 +157,24 @@ def _stored(stored: StoredSet, form: Form, classes: Sequence[str]) -> PictureSet
         len(index.classes),
         index.classes,
         stored.examples("validation", form) if "validation" in index.splits and test == "test" else None,
-        index.mean,
-        index.deviation,
+        *for_channels(index.mean, index.deviation, stored.examples("train", form).shape[0]),
     )
+
+
+def for_channels(
+    mean: tuple[float, ...], deviation: tuple[float, ...], channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return statistics of a set for pictures of so many channels, whichever the set itself has.
+
+    Red, green and blue of a grey picture are that grey. Grey is weighed from colours as pictures are. Its
+    deviation is then that of colours that vary together, which those of photographs nearly do.
+    """
+    if len(mean) in (0, channels):
+        return mean, deviation
+    if channels == 1:
+        grey = [sum(map(operator.mul, _GREY, each)) for each in (mean, deviation)]
+        return (grey[0],), (grey[1],)
+    return mean[:1] * channels, deviation[:1] * channels
 
 
 def _set(whole: Whole) -> PictureSet:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
@@ -21,8 +23,10 @@ from dtj_trainer.keras import models, optimizers, saved_model
 from dtj_trainer.keras.chance import draw_anew
 from dtj_trainer.keras.horovod_ranks import KerasRanks, rows_of
 from dtj_trainer.keras.losses import cross_entropies
+from dtj_trainer.train import model_files
 from dtj_trainer.train.array_process import in_memory
 from dtj_trainer.train.file_saver import FileSaver
+from dtj_trainer.train.own_model import is_own
 from dtj_trainer.train.protocols import PictureModel
 from dtj_trainer.train.staged_arrays import StagedArrays
 from dtj_trainer.train.state_file import Array, read_array, write_arrays
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
     from dtj_trainer.train.options import Options
 
 
+log = logging.getLogger(__name__)
+
 _RUN = "run.json"
 """The entry of a checkpoint that is not a variable."""
 
@@ -44,15 +50,26 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
     """See PictureModel. `shape` is height, width and channels of a picture."""
 
     def __init__(self, options: Options, data: PictureSet, ranks: KerasRanks) -> None:
-        self._ranks, self._seed = ranks, options.seed
+        self._ranks, self._seed, self._own = ranks, options.seed, is_own(options.model)
         channels, height, width = data.shape
         self.shape = (height, width, channels)
         self.network = models.build(options.model, self.shape, data.classes, options.seed)
         self.optimizer = optimizers.make(options)
         self.optimizer.build(self.network.trainable_variables)
-        self._sums = tf.Variable(tf.zeros(3, tf.float64), trainable=False)  # loss, right, examples
+        self._sums = tf.Variable(tf.zeros(4, tf.float64), trainable=False)  # loss, right, examples, top 5
         self._step = _step(self.network, self.optimizer, self._sums, self.shape, options)
         self._test = _test(self.network, self.shape)
+
+    def try_export(self) -> None:
+        """See PictureModel. What Keras can't save is the configuration, not the weights."""
+        if not self._own:
+            return
+        try:
+            keras.saving.serialize_keras_object(self.network)
+        except Exception as error:
+            log.debug("the network can't be saved", exc_info=True)
+            left = f"{saved_model.WEIGHTS} will have the weights"
+            model_files.not_exported("Keras", error, left)
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See PictureModel."""
@@ -73,7 +90,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
     def take_sums(self) -> list[float]:
         """See Model."""
         sums: list[float] = self._sums.numpy().tolist()
-        self._sums.assign(tf.zeros(3, tf.float64))
+        self._sums.assign(tf.zeros(4, tf.float64))
         return sums
 
     def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
@@ -83,6 +100,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
 
     def average_statistics(self) -> None:
         """See Model. Uses a single exchange."""
+        self._ranks.overwrite(counters(self.network))
         variables = statistics(self.network)
         if not variables:
             return
@@ -91,6 +109,11 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
         sizes = [variable.value.shape.num_elements() for variable in variables]
         for variable, values in zip(variables, tf.split(average, sizes), strict=True):
             variable.assign(tf.reshape(values, variable.shape))
+
+    def fingerprints(self, *, weights_alone: bool) -> dict[str, str]:
+        """See Model."""
+        variables = self.network.trainable_variables if weights_alone else self.network.weights
+        return {str(each.path): f"{each.dtype} {each.shape} {_checksum(each)}" for each in variables}
 
 
 class KerasSaver(FileSaver):
@@ -187,6 +210,19 @@ def statistics(model: keras.Model) -> list[keras.Variable]:
     return [variable for variable in model.non_trainable_variables if variable.dtype.startswith("float")]
 
 
+def counters(model: keras.Model) -> dict[str, keras.Variable]:
+    """Return the variables that passes may change, but that have no average: all ranks take rank 0's."""
+    kept = [each for each in model.non_trainable_weights if not each.dtype.startswith("float")]
+    return {f"counter/{each.path}": each for each in kept}
+
+
+def _checksum(variable: keras.Variable) -> int:
+    total = 0
+    for part in _parts(variable):
+        total = zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data, total)
+    return total
+
+
 def _step(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
@@ -209,6 +245,9 @@ def _step(
             wanted = labels[:count]
             loss = tf.reduce_sum(cross_entropies(wanted, logits, options.label_smoothing))
             scaled = loss * scale
+            if own := model.losses:
+                # Means over the examples, or of weights alone: once a step in both cases.
+                scaled += tf.add_n(own) * tf.cast(count, tf.float32) * scale
         gradients = hvd.DistributedGradientTape(tape, op=hvd.Average).gradient(scaled, variables)
         if options.clip_norm is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, options.clip_norm)
@@ -217,7 +256,9 @@ def _step(
         ]
         optimizer.apply(penalised, model.trainable_variables)
         right = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1), wanted), tf.float64))
-        sums.assign_add(tf.stack([tf.cast(loss, tf.float64), right, tf.cast(count, tf.float64)]))
+        among = tf.math.in_top_k(tf.cast(wanted, tf.int32), logits, min(5, logits.shape[-1]))
+        top5 = tf.reduce_sum(tf.cast(among, tf.float64))
+        sums.assign_add(tf.stack([tf.cast(loss, tf.float64), right, tf.cast(count, tf.float64), top5]))
 
     compiled: Callable[..., None] = tf.function(
         step,

@@ -98,11 +98,13 @@ class WorkerStep:
         weights = self._parameters.trainable_layout.split(trainable)
         with tf.GradientTape() as tape:
             tape.watch(weights)
-            logits, statistics = self._model.stateless_call(
-                weights, self._parameters.other_layout.split(other), pixels, training=True
+            logits, statistics, own = self._model.stateless_call(
+                weights, self._parameters.other_layout.split(other), pixels, training=True, return_losses=True
             )
             loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-        gradient = self._parameters.trainable_layout.join(tape.gradient(loss, weights))
+            # The network's own losses are means over the examples, or of weights alone; not a part of what is told.
+            wanted = loss + tf.add_n(own) * tf.cast(tf.shape(labels)[0], tf.float32) if own else loss
+        gradient = self._parameters.trainable_layout.join(tape.gradient(wanted, weights))
         with tf.device(_HOST):  # The copy ends when the GPU has computed.
             gradient = tf.identity(gradient)
         right = tf.reduce_sum(tf.cast(tf.argmax(logits, 1, tf.int32) == labels, tf.int32))

@@ -92,10 +92,12 @@ class C10dRanks(TensorRanks):
         dist.all_gather_object(held, value)
         return held
 
-    def averaging(self, network: nn.Module, optimizer: Any, passes: int) -> GradientAveraging:
+    def averaging(
+        self, network: nn.Module, optimizer: Any, passes: int, *, every_weight: bool = True
+    ) -> GradientAveraging:
         """See TensorRanks."""
         del passes
-        self._averagings.append(_DistributedDataParallel(network, optimizer))
+        self._averagings.append(_DistributedDataParallel(network, optimizer, every_weight=every_weight))
         return self._averagings[-1]
 
     def average(self, tensor: Tensor, name: str) -> Tensor:
@@ -104,6 +106,13 @@ class C10dRanks(TensorRanks):
         summed = tensor.clone()
         dist.all_reduce(summed)
         return summed / self.size
+
+    def first(self, tensor: Tensor, name: str) -> Tensor:
+        """See TensorRanks."""
+        del name
+        sent = tensor.clone()
+        dist.broadcast(sent, src=0)
+        return sent
 
     def overwrite(self, tensors: Mapping[str, Tensor]) -> None:
         """See TensorRanks."""
@@ -126,12 +135,18 @@ class _DistributedDataParallel(GradientAveraging):
 
     network: DistributedDataParallel
 
-    def __init__(self, network: nn.Module, optimizer: Any) -> None:
+    def __init__(self, network: nn.Module, optimizer: Any, *, every_weight: bool) -> None:
         # A weight for one input channel has two notations of its strides. DDP warns of them, and they cost nothing.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         # The training averages BatchNorm's statistics before each test and checkpoint. Broadcasts of rank 0's
         # statistics before each pass would discard those of the others.
-        averaged = DistributedDataParallel(network, **_WITHOUT_BROADCASTS, gradient_as_bucket_view=True)
+        # DDP searches the graph of each pass for weights without a gradient, which it would wait for.
+        averaged = DistributedDataParallel(
+            network,
+            **_WITHOUT_BROADCASTS,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=not every_weight,
+        )
         super().__init__(averaged, optimizer)
 
     def accumulating(self) -> AbstractContextManager[object]:

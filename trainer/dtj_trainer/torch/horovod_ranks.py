@@ -23,13 +23,21 @@ class TorchRanks(HorovodRanks, TensorRanks):
     def __init__(self) -> None:
         super().__init__(hvd, torch.from_numpy)
 
-    def averaging(self, network: torch.nn.Module, optimizer: Any, passes: int) -> GradientAveraging:
-        """See TensorRanks."""
+    def averaging(
+        self, network: torch.nn.Module, optimizer: Any, passes: int, *, every_weight: bool = True
+    ) -> GradientAveraging:
+        """See TensorRanks. Horovod exchanges zeros for a weight without a gradient."""
+        del every_weight
         named = network.named_parameters()
         averaged = self._hvd.DistributedOptimizer(
             optimizer, named_parameters=named, backward_passes_per_step=passes, op=self._hvd.Average
         )
         return _DistributedOptimizer(network, averaged)
+
+    def first(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """See TensorRanks."""
+        sent: torch.Tensor = self._hvd.broadcast(tensor, root_rank=0, name=name)
+        return sent
 
     def overwrite(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """See TensorRanks."""

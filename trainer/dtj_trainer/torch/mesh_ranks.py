@@ -54,9 +54,11 @@ class MeshRanks(C10dRanks):
         """See Ranks. The last stage of a pipeline knows the answers; with parts of layers each rank does."""
         return self.model_rank == self.model.size() - 1
 
-    def averaging(self, network: nn.Module, optimizer: Any, passes: int) -> GradientAveraging:
+    def averaging(
+        self, network: nn.Module, optimizer: Any, passes: int, *, every_weight: bool = True
+    ) -> GradientAveraging:
         """See TensorRanks. Averages over the ranks that have the same part of the network."""
-        del passes
+        del passes, every_weight
         if isinstance(network, FSDPModule):
             return _FullySharded(network, optimizer)
         return _SamePart(network, optimizer, self.data.get_group())
@@ -67,6 +69,13 @@ class MeshRanks(C10dRanks):
         summed = tensor.clone()
         dist.all_reduce(summed, group=self.data.get_group())
         return summed / self.data_size
+
+    def first(self, tensor: Tensor, name: str) -> Tensor:
+        """See TensorRanks. That of the first rank that has the same part of the network."""
+        del name
+        sent = tensor.clone()
+        dist.broadcast(sent, group=self.data.get_group(), group_src=0)
+        return sent
 
 
 class _FullySharded(GradientAveraging):

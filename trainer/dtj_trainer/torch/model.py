@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from contextlib import nullcontext
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,9 +14,10 @@ import torch._dynamo  # Optimizers import it, which takes 2 s: all ranks load it
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dtj_trainer.torch import optimizers, saved_model, switches, sync_batchnorm
-from dtj_trainer.torch.exchange import exchange_as_one
+from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.torch import buffers, optimizers, saved_model, switches, sync_batchnorm, trial
 from dtj_trainer.torch.models import build
+from dtj_trainer.torch.models.outputs import logits_and_loss
 from dtj_trainer.torch.precision import Precision
 from dtj_trainer.torch.profiling import StepProfile
 from dtj_trainer.torch.staging import StagedState
@@ -23,6 +25,7 @@ from dtj_trainer.torch.state_dicts import tensors_in, with_values, without_value
 from dtj_trainer.torch.step_times import NoClock, StepClock
 from dtj_trainer.train.chance import seed_of
 from dtj_trainer.train.file_saver import FileSaver
+from dtj_trainer.train.own_model import is_own
 from dtj_trainer.train.protocols import PictureModel
 
 if TYPE_CHECKING:
@@ -61,17 +64,23 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         mean, deviation = _statistics(data)
         self.precision = Precision(device, options.amp, options.amp_dtype)
         whole = build(options.model, data.shape, data.classes, mean, deviation)
+        self._describe = options.model, data.shape, data.classes
+        if is_own(options.model) and not options.divided and checkpoints.newest() is None:
+            sizes = trial.smallest_passes(len(data.train), options, ranks.data_size)
+            trial.try_passes(whole, sizes, data.shape, data.classes, device, self.precision.autocast)
         if options.sync_batchnorm and ranks.size > 1:
             sync_batchnorm.synchronize(whole, on_gpu=device.type == "cuda")
         self.network = self._placed(whole, options, data.shape)
         optimizer = optimizers.make(options, self.network, fused=self._may_fuse and device.type == "cuda")
-        self._averaging = ranks.averaging(self.network, optimizer, options.passes(ranks.data_size))
+        self._averaging = ranks.averaging(
+            self.network, optimizer, options.passes(ranks.data_size), every_weight=not is_own(options.model)
+        )
         self.optimizer = self._averaging.optimizer
         if options.compile:
             switches.compile_in_place(self.network)
         self._clock = self._new_clock()
         self._profile = StepProfile(options.profile_steps, ranks)
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right, examples
+        self._sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, right, examples, top 5
 
     def _placed(self, network: PictureClassifier, options: Options, shape: tuple[int, int, int]) -> nn.Module:
         """Return what this rank trains of the network, on its device. `shape` is that of a picture."""
@@ -81,6 +90,11 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
 
     def _new_clock(self) -> NoClock:
         return StepClock(self.network, self._device, exchanged=self._ranks.size > 1)
+
+    def try_export(self) -> None:
+        """See PictureModel."""
+        if is_own(self._describe[0]):
+            trial.try_export(self.network, *self._describe)
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
         """See PictureModel."""
@@ -127,14 +141,18 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         """Add the gradient of these examples. `total`: the examples of the step on all ranks."""
         self._clock.forward()
         with self.precision.autocast():
-            logits = self._averaging.network(pixels)
+            logits, own_loss = logits_and_loss(self._averaging.network(pixels))
         losses = functional.cross_entropy(
             logits.float(), labels, reduction="none", label_smoothing=self._smoothing
         )
         self._clock.backward()
         # Averaged over the ranks, this is the mean over all examples of the step, also when ranks have different
         # counts.
-        self.precision.backward(losses.sum() * (self._ranks.data_size / total))
+        summed = losses.sum()
+        if own_loss is not None:
+            # The network's own loss is a mean over its examples, or of weights alone: once a step in both cases.
+            summed = summed + own_loss.float() * len(labels)
+        self.precision.backward(summed * (self._ranks.data_size / total))
         self._clock.passed()
         self._add_up(losses, logits, labels)
 
@@ -142,7 +160,11 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         """Add to the sums. Labels below 0 do not count."""
         with torch.no_grad():
             right, counted = (logits.argmax(1) == labels).sum(), (labels >= 0).sum()
-            self._sums += torch.stack((losses.sum().double(), right.double(), counted.double()))
+            best = logits.topk(min(5, logits.shape[1]), sorted=False).indices
+            top5 = (best == labels.unsqueeze(1)).sum()
+            self._sums += torch.stack(
+                (losses.sum().double(), right.double(), counted.double(), top5.double())
+            )
 
     def take_parts(self) -> StepParts:
         """See Model."""
@@ -180,11 +202,14 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
             return float((logits.argmax(1) == wanted).sum().item()), loss
 
     def average_statistics(self) -> None:
-        """See Model. Uses a single exchange."""
-        buffers = list(statistics(self.network).values())
-        if not buffers:
-            return
-        exchange_as_one(buffers, lambda together: self._ranks.average(together, "statistics"))
+        """See Model."""
+        with torch.no_grad():
+            buffers.make_same(self.network, self._ranks)
+
+    def fingerprints(self, *, weights_alone: bool) -> dict[str, str]:
+        """See Model."""
+        named = dict(self.network.named_parameters()) if weights_alone else self.network.state_dict()
+        return buffers.fingerprints(named)
 
 
 class TorchSaver(FileSaver):
@@ -275,22 +300,15 @@ class TorchSaver(FileSaver):
         )
 
 
-def digest_of(state: Mapping[str, Tensor]) -> str:
+def digest_of(state: Mapping[str, object]) -> str:
     """Return the sha256 of the names and bytes of a network's state, ordered by name."""
     digest = hashlib.sha256()
-    for name, value in sorted(state.items()):
+    for name, value in sorted(state.items(), key=itemgetter(0)):
+        if not isinstance(value, Tensor):  # An object of a network's `get_extra_state`.
+            continue
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers that each rank gathers from its own batches, by name: BatchNorm's mean and variance."""
-    return {
-        name: buffer
-        for name, buffer in sorted(model.named_buffers())
-        if buffer.is_floating_point() and "running_" in name
-    }
 
 
 def _statistics(data: PictureSet) -> tuple[list[float], list[float]]:

@@ -36,14 +36,24 @@ class GradientAveraging:
 class TensorRanks(Ranks):
     """The ranks of a PyTorch training. This base class is for a single process."""
 
-    def averaging(self, network: nn.Module, optimizer: Any, passes: int) -> GradientAveraging:
-        """Average the gradients of `network` over the ranks. A step has at most `passes` backward passes."""
-        del passes
+    def averaging(
+        self, network: nn.Module, optimizer: Any, passes: int, *, every_weight: bool = True
+    ) -> GradientAveraging:
+        """Average the gradients of `network` over the ranks. A step has at most `passes` backward passes.
+
+        `every_weight`: whether each pass is known to use every weight.
+        """
+        del passes, every_weight
         return GradientAveraging(network, optimizer)
 
     def average(self, tensor: Tensor, name: str) -> Tensor:
         """Average a tensor over all ranks."""
         del name  # Subclasses may match calls by name.
+        return tensor
+
+    def first(self, tensor: Tensor, name: str) -> Tensor:
+        """Return rank 0's tensor, of equal type and shape on all ranks."""
+        del name
         return tensor
 
     def overwrite(self, tensors: Mapping[str, Tensor]) -> None:

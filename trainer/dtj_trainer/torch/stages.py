@@ -61,6 +61,11 @@ def pieces_of(network: PictureClassifier, shape: tuple[int, int, int]) -> list[P
             with FlopCounterMode(display=False) as counter:
                 for block in blocks:
                     values = block(values)
+            if not isinstance(values, Tensor):
+                raise SystemExit(
+                    f"--pipeline-stages: a block of the network returned {type(values).__name__}, and stages "
+                    "exchange one tensor: let it return logits alone, or leave the option out"
+                )
             found.append(
                 Piece(tuple(blocks), counter.get_total_flops() + _weights(blocks), tuple(values.shape[1:]))
             )

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ FORMS = {
     "model.keras": ("onnx", "onnxruntime", "tf2onnx"),
 }
 """The files that are exported, and the modules of the extra `export` that the export of each needs."""
+REFUSED = 3
+"""The exit code of a trial that has found out that the model can't be exported."""
 LIMIT_SECONDS = 900.0
 """The largest of the built-in networks takes a minute on a busy machine."""
 LEAST_ROOM = 1 << 30
@@ -91,6 +94,38 @@ def export_model(folder: Path, stopping: Callable[[], bool]) -> None:
     else:
         progress.exported()
         log.info("%s is written, in %.1f s", folder / contract.MODEL_ONNX_FILE, time.monotonic() - began)
+
+
+def begin_trial(command: list[str], size: int) -> None:
+    """Start a program that tries the export of a model of `size` bytes beside the training, if memory allows.
+
+    If it exits with REFUSED, the last line of its output is told in the log and in the job's progress.
+    """
+    try:
+        _check_memory(size)
+        # Files, not pipes: nobody reads while the training goes on.
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - the thread closes it
+        process = subprocess.Popen(
+            command,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=_expendable(),
+        )
+    except (_NotExported, OSError) as reason:
+        log.info("the export is not tried before the training: %s", reason)
+        return
+
+    def tell() -> None:
+        with output:
+            if process.wait() == REFUSED:
+                output.seek(0)
+                lines = output.read().decode(errors="replace").strip().splitlines()
+                progress.exported(lines[-1])
+                log.warning("at the end of this training: %s", lines[-1])
+
+    threading.Thread(target=tell, name="export-trial", daemon=True).start()
 
 
 def _check_memory(size: int) -> None:

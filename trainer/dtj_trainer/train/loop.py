@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import time
@@ -67,7 +68,7 @@ class Training(Generic[Data]):
         self._schedule = self._make_schedule(ramp)
         self._accuracy: float | None = None
         self._rate = math.nan
-        self._stopping = self._saves_prepared = False
+        self._stopping = self._saves_prepared = self._compared = False
         self._pace = Pace(meeting_seconds)
         self._step_times = StepTimes()
         self._meeting_at = self._saved_at = time.monotonic()
@@ -120,7 +121,7 @@ class Training(Generic[Data]):
             if save:
                 # A resumed rank gets rank 0's statistics. Ranks that are not interrupted must continue with the same
                 # ones.
-                self.model.average_statistics()
+                self._average_statistics()
                 self._save()
             if self._stopping:
                 self._leave()
@@ -140,13 +141,16 @@ class Training(Generic[Data]):
         if save or stop or due or self._last:
             self.at.step += self.model.settle()
         seconds, waited = now - self._meeting_at, self.batches.take_waited()
-        loss, right, examples = self.model.take_sums()
+        loss, right, examples, *more = self.model.take_sums()
         sums = loss, right, examples, float(stop), float(due), seconds, waited
-        own = Sums(*sums, *self.model.take_parts(), skipped=self.batches.take_skipped())
+        own = Sums(*sums, *self.model.take_parts(), self.batches.take_skipped(), *more)
         met = own.over_all(self.ranks, "meeting")
         self._pace.met(met.seconds / self.ranks.size)
         self._meeting_at = now
         self._stopping = met.stop > 0
+        if not self._compared:
+            self._compare(weights_alone=True)
+            self._compared = True
         if met.examples:
             check_loss(met.loss / met.examples, self.at.step)
             if self.report:
@@ -154,11 +158,23 @@ class Training(Generic[Data]):
                 self.report.trained(self.at, self._total_steps(), met, self._rate, last=logged)
         return save or self._stopping or met.save > 0
 
+    def _average_statistics(self) -> None:
+        """Give all ranks the same statistics. What differs after that would differ to the end: tell it now."""
+        self.model.average_statistics()
+        self._compare(weights_alone=False)
+
+    def _compare(self, *, weights_alone: bool) -> None:
+        """Raise RanksDiverged unless the ranks have the same weights."""
+        if self.ranks.size > 1:
+            found = self.model.fingerprints(weights_alone=weights_alone)
+            digest = hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+            self.ranks.same_on_all(digest, found)
+
     def _test(self) -> None:
         """Test the model. Save and raise Stopped if a rank has to stop before the end of the test."""
         if self.test is None:
             return
-        self.model.average_statistics()
+        self._average_statistics()
         if not self._stopping:
             self._accuracy = self.test.accuracy(self.at, self.stop)
         if self._accuracy is None:
@@ -203,8 +219,14 @@ class Training(Generic[Data]):
         options = self.options
         batches = options.rate_batches(self.ranks.data_size)
         scale = rate_scale(options.optimizer, batches) if options.scale_lr else 1.0
-        ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_epochs)
-        lengths = options.warmup_epochs, self._end_in_epochs()
+        start = options.warmup_from(scale)
+        if start > scale and saved is None:
+            raise SystemExit(
+                f"--warmup-start={options.warmup_start:g} is above {options.lr * scale:g}, to which the warm-up "
+                "leads: give a lower one, or leave it out"
+            )
+        ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_length, start)
+        lengths = options.warmup_length, self._end_in_epochs()
         steps = options.step_epochs, options.step_gamma
         return Schedule(options.lr, ramp, *lengths, options.schedule, *steps)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ MEETING_STEPS_MAX = 200
 class Sums:
     """The work of the ranks since their last meeting: of one rank, or added up over all.
 
-    `loss` and `right` are sums over `examples`. `stop` counts ranks that were asked to stop, `save` those whose clock
+    `loss`, `right` and `top5` are sums over `examples`.
+
+    `stop` counts ranks that were asked to stop, `save` those whose clock
     asks for a checkpoint. `seconds` have passed, of which `waited` were spent waiting for data. `skipped` counts the
     examples that were left out because they can't be read. The others are those of StepParts.
     """
@@ -37,6 +40,11 @@ class Sums:
     exchanging: float = 0.0
     reduced: float = 0.0
     skipped: float = 0.0
+    top5: float = 0.0
+
+    def __add__(self, more: Sums) -> Sums:
+        """Return the sums over both times."""
+        return Sums(*map(operator.add, astuple(self), astuple(more)))
 
     def over_all(self, ranks: Ranks, name: str) -> Sums:
         """Return the sums over all ranks. They are equal on every rank, so that all ranks decide alike."""

@@ -1,8 +1,8 @@
 """metrics.jsonl: one JSON object a line, for people, for `dtj report` and for other plots.
 
-Kinds: `start` (at each start and resume of a training, with its model and step), `train`, `validation` and `test`
-(results on these splits) and `end` (when the training is complete). `examples` are those of all ranks since the first
-step.
+Kinds: `start` (at each start and resume of a training, with its model and step), `train` (means since the line
+before), `epoch` (those of an epoch that ends), `validation` and `test` (results on these splits) and `end` (when the
+training is complete). `examples` are those of all ranks since the first step.
 """
 
 from __future__ import annotations

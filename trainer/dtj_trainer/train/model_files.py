@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dtj_trainer import contract
+from dtj_trainer import contract, progress
 from dtj_trainer.artifacts import model_manifest
 from dtj_trainer.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_LINE = re.compile(r'File "([^"]+)", line (\d+), in \w+\s+(\S.{,100})')
+"""A line of source in an error's text."""
 
 
-def begin(folder: Path) -> None:
-    """Make the folder ready for a new model: without the ONNX model and the manifest of an earlier one."""
+def begin(folder: Path, *forms: str) -> None:
+    """Make the folder ready for a new model: without an earlier one's ONNX model, manifest and `forms`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (contract.MANIFEST_FILE, contract.MODEL_ONNX_FILE):
+    for name in (contract.MANIFEST_FILE, contract.MODEL_ONNX_FILE, *forms):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -47,11 +54,32 @@ def picture_facts(
     return facts
 
 
-def write_description(folder: Path, description: dict[str, Any]) -> None:
-    """Write model.json and then the manifest, which makes the folder's files a model."""
+def write_description(folder: Path, description: dict[str, Any], *, complete: bool = True) -> None:
+    """Write model.json and, if the folder's files are complete, the manifest, which makes them a model."""
     text = json.dumps(description, indent=2) + "\n"
     write_whole(folder / contract.MODEL_DESCRIPTION_FILE, lambda path: path.write_text(text))
-    write_manifest(folder)
+    if complete:
+        write_manifest(folder)
+
+
+def not_exported(by: str, error: Exception, left: str) -> str:
+    """Tell in the log and in the job's progress that a form of the model could not be written; return why.
+
+    `by`: what refused the model. `left`: what there is in place of the form.
+    """
+    reason = reason_of(by, error, left)
+    progress.exported(reason)
+    log.warning("%s", reason)
+    return reason
+
+
+def reason_of(by: str, error: Exception, left: str) -> str:
+    """Return in one line why a form of the model can't be written."""
+    text = str(error)
+    # torch.export tells the line of the network far behind.
+    found = _LINE.search(text)
+    where = f"{Path(found[1]).name}:{found[2]} `{found[3]}`: " if found else ""
+    return f"{by} refused the model, {left}: {where}{type(error).__name__}: {' '.join(text.split())[:1000]}"
 
 
 def write_manifest(folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dtj_trainer.train.argument_types import not_negative, positive, share, step_range
 from dtj_trainer.train.data_options import DataOptions, add_data
 from dtj_trainer.train.division_options import DivisionOptions, add_division, refuse_what_division_lacks
+from dtj_trainer.train.option_checks import refuse_without_effect
 from dtj_trainer.train.own_model import is_own
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "adadelta")
 SCHEDULES = ("constant", "cosine", "step")
+_WARMUP_EPOCHS = 0.25
+_WARMUP_START = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,7 @@ class Options(DivisionOptions, DataOptions):
     scale_lr: bool
     momentum: float
     weight_decay: float
-    warmup_epochs: float
+    warmup_epochs: float | None
     schedule: str
     augment: bool
     seed: int
@@ -48,6 +51,7 @@ class Options(DivisionOptions, DataOptions):
     log_seconds: float
     async_save: bool
     log_steps: int | None
+    warmup_start: float | None = None
     step_epochs: float = 10.0
     step_gamma: float = 0.1
     label_smoothing: float = 0.0
@@ -71,6 +75,18 @@ class Options(DivisionOptions, DataOptions):
     def rate_batches(self, ranks: int) -> int:
         """Return how many batches of `lr` a step has. With `global_batch_size` the whole step is that batch."""
         return 1 if self.global_batch_size else ranks * self.grad_accumulation
+
+    @property
+    def warmup_length(self) -> float:
+        """The epochs of the warm-up."""
+        return _WARMUP_EPOCHS if self.warmup_epochs is None else self.warmup_epochs
+
+    def warmup_from(self, scale: float) -> float:
+        """Return where the warm-up to `scale` times `lr` begins, as a factor of `lr`."""
+        if self.warmup_start is not None:
+            return self.warmup_start / self.lr
+        # Where nothing is scaled, a warm-up is made if it is asked for.
+        return _WARMUP_START if scale == 1 and self.warmup_epochs else 1.0
 
 
 def parse(
@@ -111,15 +127,20 @@ def parse(
     how.add_argument(
         "--scale-lr",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="multiply the learning rate by the number of ranks (and of passes a step) for sgd (Goyal et al., 2017), "
-        "by its square root for the others (Malladi et al., 2022)",
+        help="on by default: multiply the learning rate by the number of ranks (and of passes a step) for sgd "
+        "(Goyal et al., 2017), by its square root for the others (Malladi et al., 2022)",
     )
     how.add_argument(
         "--warmup-epochs",
         type=not_negative(float),
-        default=0.25,
-        help="to reach the scaled learning rate, also that of more ranks after a resume",
+        help=f"to reach the learning rate, also that of more ranks after a resume; not given: {_WARMUP_EPOCHS}, if "
+        "the rate is scaled",
+    )
+    how.add_argument(
+        "--warmup-start",
+        type=positive(float),
+        help="learning rate at which the warm-up begins; not given: --lr if the rate is scaled, otherwise "
+        f"{_WARMUP_START:g} times --lr",
     )
     how.add_argument(
         "--schedule",
@@ -205,8 +226,11 @@ def parse(
     if division:
         add_division(parser)
     parsed = parser.parse_args(arguments)
+    refuse_without_effect(parsed, parser.get_default, parser.error)
     if division:
         refuse_what_division_lacks(parsed, parser.error)
+    if parsed.scale_lr is None:
+        parsed.scale_lr = True
     return Options(**given(parsed, Options))
 
 

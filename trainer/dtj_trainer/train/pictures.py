@@ -47,13 +47,17 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
     workers, augment = options.data_workers, options.augment
     batches = picture_batches(train, sharding, model.prepare, workers=workers, augment=augment, seed=seed)
     at, ramp = saver.resume()
+    if at.step == 0 and ranks.rank == 0:
+        model.try_export()
     # Before this barrier, SIGTERM ends a process at once, even one that waits for others: it has nothing to save.
     ranks.barrier()
     stop = StopRequest()
     machines = machines_of(ranks.gather(own_place(), "machines"))
     report = None
     if ranks.rank == 0:
-        report = TrainingReport(options, ranks.size, len(train), at.step, facts=machines, shares=shares)
+        report = TrainingReport(
+            options, ranks.size, len(train), at.step, facts=machines, shares=shares, top5=data.classes > 5
+        )
     test = PictureTest(data.test, model, ranks, report)
     of_epoch, of_end = test, None
     if data.validation is not None:

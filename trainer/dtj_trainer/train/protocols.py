@@ -17,6 +17,10 @@ Data = TypeVar("Data")
 DataIn = TypeVar("DataIn", contravariant=True)
 
 
+_NAMED = 8
+"""The most ranks and weights that a message names."""
+
+
 class RanksDiverged(Exception):
     """The ranks' weights differ, although every step averaged their gradients."""
 
@@ -61,7 +65,10 @@ class Model(Protocol[DataIn]):
         return 0
 
     def take_sums(self) -> Sequence[float]:
-        """Return loss, right answers and examples of this rank's steps that have ended since the last call."""
+        """Return loss, right answers and examples of this rank's steps that have ended since the last call.
+
+        If the model counts them, a fourth number follows: the examples whose label is among the five best answers.
+        """
 
     def take_parts(self) -> StepParts:
         """Return the parts of this rank's steps since the last call, if the model measures them."""
@@ -69,6 +76,14 @@ class Model(Protocol[DataIn]):
 
     def average_statistics(self) -> None:
         """Average over the ranks what each rank gathered from its own batches, such as BatchNorm's statistics."""
+
+    def fingerprints(self, *, weights_alone: bool) -> Mapping[str, str]:
+        """Return a short text for each weight, equal for equal values; nothing if ranks have different weights.
+
+        After `average_statistics` also for each statistic, unless `weights_alone`.
+        """
+        del weights_alone
+        return {}
 
 
 class PictureModel(Model[Data], Protocol[Data]):
@@ -78,6 +93,10 @@ class PictureModel(Model[Data], Protocol[Data]):
     def tests_together(self) -> bool:
         """Whether each call of `test` is an exchange of the ranks, which all make, also without pictures."""
         return False
+
+    def try_export(self) -> None:
+        """Begin to find out, beside the first steps, whether the trained model can be exported."""
+        return
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> Data:
         """Convert a batch to the form that `train` takes. Threads call the method ahead of time."""
@@ -124,12 +143,22 @@ class Ranks:
         """Wait for all ranks."""
         self.total([0.0], "barrier")
 
-    def same_on_all(self, digest: str) -> None:
-        """Raise RanksDiverged on every rank unless all ranks give the same digest of their weights."""
+    def same_on_all(self, digest: str, of_each: Mapping[str, str] | None = None) -> None:
+        """Raise RanksDiverged on every rank unless all ranks give the same digest of their weights.
+
+        `of_each`: digests of the single weights by name, of which the error names those that differ.
+        """
         digests = self.gather(digest, "weights")
-        if len(set(digests)) > 1:
-            listed = ", ".join(f"rank {rank}: {each[:12]}" for rank, each in enumerate(digests))
-            raise RanksDiverged(f"the ranks have different weights: {listed}")
+        unlike = [rank for rank, each in enumerate(digests) if each != digests[0]]
+        if not unlike:
+            return
+        own = dict(of_each or {})
+        first: dict[str, str] = self.broadcast(own)
+        different = [name for name in sorted({*own, *first}) if own.get(name) != first.get(name)]
+        names = sorted({name for found in self.gather(different[:_NAMED], "names") for name in found})
+        listed = ", ".join(f"rank {rank}: {digests[rank][:12]}" for rank in [0, *unlike][:_NAMED])
+        which = f" of {', '.join(names[:_NAMED])}, as when a pass changes a weight by itself" if names else ""
+        raise RanksDiverged(f"the ranks have different weights{which} ({listed})")
 
 
 class Saver(Protocol):

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract, progress
 from dtj_trainer.tensorboard import ScalarWriter
+from dtj_trainer.train.meeting import Sums
 from dtj_trainer.train.metrics import MetricsFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dtj_trainer.train.meeting import Sums
     from dtj_trainer.train.options import Options
     from dtj_trainer.train.protocols import Position
 
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 class TrainingReport:
     """Reports one attempt, from `first_step` on.
 
-    `facts`: more of what its first line says. `shares`: of the examples, if not one for each of the ranks.
+    `facts`: more of what its first line says. `shares`: of the examples, if not one for each of the ranks. `top5`:
+    whether an epoch's line tells how many labels are among the five best answers.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class TrainingReport:
         facts: Mapping[str, object] | None = None,
         *,
         shares: int | None = None,
+        top5: bool = False,
     ) -> None:
         self._options, self._ranks, self._training_examples = options, ranks, training_examples
         self._shares = shares or ranks
@@ -48,7 +50,9 @@ class TrainingReport:
         self._facts = dict(facts or {})
         self._started = time.monotonic()
         self._skipped = 0
-        """Examples that were left out since the last line of training."""
+        """Examples that were left out since the last line of training. Subclasses count them by themselves."""
+        self._since_line = self._of_epoch = Sums()
+        self._top5 = top5
         self._logged_at = -math.inf  # Log the first report, which shows the initial loss.
 
     def begin(self, at: Position, total_steps: int) -> None:
@@ -68,18 +72,16 @@ class TrainingReport:
         )
 
     def trained(self, at: Position, total_steps: int, now: Sums, rate: float, *, last: bool) -> None:
-        """Report the work of all ranks since the last call; `last` of an epoch, of the run, or of --log-steps.
+        """Report the work of all ranks since the last call, with an example at least.
 
-        `rate` is the learning rate.
+        `last`: of an epoch, of the run, or of --log-steps. `rate` is the learning rate.
         """
-        epoch, loss, accuracy = at.epoch + 1, now.loss / now.examples, now.right / now.examples
-        speed = now.examples / max(now.seconds / self._ranks, 1e-9)
+        epoch, (loss, accuracy, speed) = at.epoch + 1, self._means(now)
         waited = now.waited / max(now.seconds, 1e-9)
         progress.report(
             step=at.step, total_steps=total_steps, epoch=epoch, examples_per_second=speed, loss=loss
         )
         parts = now.step_seconds()
-        rate_of_bytes = now.reduced / max(now.exchanging, 1e-9)
         self._writer.add(
             at.step,
             {
@@ -89,26 +91,50 @@ class TrainingReport:
                 "train/examples_per_second": speed,
                 "train/data_wait_share": waited,
                 **{f"step_seconds/{name}": seconds for name, seconds in parts.items()},
-                **({"train/reduced_bytes_per_second": rate_of_bytes} if now.reduced else {}),
+                **({"train/reduced_bytes_per_second": _rate_of_bytes(now)} if now.reduced else {}),
             },
         )
-        self._skipped += round(now.skipped)
+        self._since_line, self._of_epoch = self._since_line + now, self._of_epoch + now
         clock = time.monotonic()
-        if not last and clock - self._logged_at < self._options.log_seconds:
-            return
-        self._logged_at = clock
-        more: dict[str, object] = {"dataWaitShare": round(waited, 4)}
-        if parts:
+        if last or clock - self._logged_at >= self._options.log_seconds:
+            self._logged_at = clock
+            self._write_line(at, total_steps, rate)
+        if at.examples >= self._training_examples:
+            self._end_epoch(at, rate)
+
+    def _write_line(self, at: Position, total_steps: int, rate: float) -> None:
+        """Write the means over all steps since the last line of training."""
+        now, self._since_line = self._since_line, Sums()
+        loss, accuracy, speed = self._means(now)
+        more: dict[str, object] = {
+            "learningRate": rate,
+            "dataWaitShare": round(now.waited / max(now.seconds, 1e-9), 4),
+        }
+        if parts := now.step_seconds():
             more["stepSeconds"] = {name: round(seconds, 6) for name, seconds in parts.items()}
         if now.reduced:
             more["reducedBytes"] = round(now.reduced / now.steps)
-            more["reducedBytesPerSecond"] = round(rate_of_bytes)
+            more["reducedBytesPerSecond"] = round(_rate_of_bytes(now))
+        self._skipped += round(now.skipped)
         more |= self._take_skipped()
         self._add("train", at, loss, accuracy, speed, more)
         log.info(
             "step %d/%d epoch %d: loss %.4f, accuracy %.4f, %.0f examples/s",
-            *(at.step, total_steps, epoch, loss, accuracy, speed),
+            *(at.step, total_steps, at.epoch + 1, loss, accuracy, speed),
         )
+
+    def _end_epoch(self, at: Position, rate: float) -> None:
+        """Write the means over the steps of an epoch that ends, or over those of this attempt."""
+        now, self._of_epoch = self._of_epoch, Sums()
+        more: dict[str, object] = {"learningRate": rate, "epochExamples": round(now.examples)}
+        if self._top5:
+            more["top5Accuracy"] = now.top5 / now.examples
+        self._add("epoch", at, *self._means(now), more)
+
+    def _means(self, of: Sums) -> tuple[float, float, float]:
+        """Return loss, accuracy, and examples a second."""
+        speed = of.examples / max(of.seconds / self._ranks, 1e-9)
+        return of.loss / of.examples, of.right / of.examples, speed
 
     def tested(
         self,
@@ -175,3 +201,7 @@ class TrainingReport:
 
     def _seconds(self) -> float:
         return round(time.monotonic() - self._started, 3)
+
+
+def _rate_of_bytes(of: Sums) -> float:
+    return of.reduced / max(of.exchanging, 1e-9)

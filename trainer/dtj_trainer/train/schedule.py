@@ -75,10 +75,13 @@ class Schedule:
         return rate * 0.5 * (1 + math.cos(math.pi * min((epochs_done - self.warmup_epochs) / left, 1.0)))
 
 
-def ramp_of(saved: dict[str, Any] | None, scale: float, epochs_done: float, warmup_epochs: float) -> Ramp:
+def ramp_of(
+    saved: dict[str, Any] | None, scale: float, epochs_done: float, warmup_epochs: float, start: float = 1.0
+) -> Ramp:
     """Return the ramp of a training with this scale that resumes after `epochs_done`. `saved`: the checkpoint's
     `plain`.
 
-    `saved` is None at the beginning, and for a checkpoint of a release that did not store it.
+    `saved` is None at the beginning, and for a checkpoint of a release that did not store it. The first warm-up
+    begins at the scale `start`.
     """
-    return Ramp(**saved).to(scale, epochs_done, warmup_epochs) if saved else Ramp(0.0, 1.0, scale)
+    return Ramp(**saved).to(scale, epochs_done, warmup_epochs) if saved else Ramp(0.0, start, scale)

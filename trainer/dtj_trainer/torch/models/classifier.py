@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dtj_trainer.torch.models.batch_norm import accept_single_values
 from dtj_trainer.torch.models.cnn import Cnn
 from dtj_trainer.torch.models.densenet import DenseNet121
 from dtj_trainer.torch.models.form import form_of
 from dtj_trainer.torch.models.mobilenet import MobileNetV2
+from dtj_trainer.torch.models.outputs import logits_and_loss
 from dtj_trainer.torch.models.resnet import ResNet18
 from dtj_trainer.torch.models.shufflenet import ShuffleNetV2
 from dtj_trainer.torch.models.vgg import Vgg16
@@ -34,6 +36,13 @@ _NETWORKS: Mapping[str, Callable[[int, int, Form], nn.Module]] = {
 MODELS = ("cnn", *_NETWORKS)
 
 
+class Outputs(NamedTuple):
+    """What a PictureClassifier returns in training if its network has a loss of its own."""
+
+    logits: Tensor
+    loss: Tensor
+
+
 class PictureClassifier(nn.Module):
     """Scales the pixels, normalizes them by the data set's mean and deviation, and applies the network.
 
@@ -50,10 +59,10 @@ class PictureClassifier(nn.Module):
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1))
         self.register_buffer("deviation", torch.tensor(deviation, dtype=torch.float32).view(1, -1, 1, 1))
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Return the logits of each class."""
-        logits: Tensor = self.network(normalized(pixels, self.mean, self.deviation))
-        return logits
+    def forward(self, pixels: Tensor) -> Any:
+        """Return the logits of each class; in training, with the network's own loss if it has one."""
+        logits, loss = logits_and_loss(self.network(normalized(pixels, self.mean, self.deviation)))
+        return Outputs(logits, loss) if self.training and loss is not None else logits
 
 
 def normalized(pixels: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
@@ -93,4 +102,5 @@ def _own(path: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
         raise ValueError(
             f"--model={path} returned {type(network).__name__}, and has to return a torch.nn.Module"
         )
+    accept_single_values(network)
     return network

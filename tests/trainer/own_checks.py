@@ -1,0 +1,91 @@
+"""Trains networks of users on two ranks, all in one pair of processes.
+
+    MASTER_ADDR=127.0.0.1 MASTER_PORT=… mpirun -n 2 python -m tests.trainer.own_checks FOLDER KIND:STYLE…
+
+KIND is `alone`, `ddp` or `horovod`. Rank 0 prints what became of each cell, as a line of JSON. The workspaces are
+below the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from dtj_trainer.data.pictures import Pictures, PictureSet
+from dtj_trainer.torch.c10d_ranks import joined_ranks
+from dtj_trainer.torch.horovod_ranks import TorchRanks
+from dtj_trainer.torch.model import TorchModel, TorchSaver
+from dtj_trainer.torch.ranks import TensorRanks
+from dtj_trainer.train.options import parse
+from dtj_trainer.train.pictures import train
+
+CPU = torch.device("cpu")
+EXAMPLES = 17
+"""Two steps of 8 and a last one of a single example, of which the second rank has none."""
+
+
+def data() -> PictureSet:
+    chance = np.random.default_rng(1)
+    pictures = Pictures(chance.integers(0, 256, (EXAMPLES, 1, 8, 8)).astype("u1"), np.arange(EXAMPLES) % 10)
+    return PictureSet(pictures, pictures, 10)
+
+
+def trained(root: Path, ranks: TensorRanks, style: str, *options: str) -> dict[str, Any]:
+    """Train a network; what became of it."""
+    os.environ["DTJ_ROOT"] = str(root)
+    model = f"--model=tests.trainer.own_networks:{style}"
+    fixed = ("--data=none", "--global-batch-size=8", "--epochs=1", "--no-export", "--lr=0.01")
+    chosen = parse([*fixed, model, *options], "program", "", ("cnn", "resnet18"), grad_accumulation=True)
+    try:
+        pictures = data()
+        with closing(TorchModel(chosen, pictures, CPU, ranks)) as made:
+            train(chosen, pictures, made, ranks, TorchSaver(chosen, pictures, made, ranks))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - what became of the cell
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
+    if ranks.rank:
+        return {}
+    folder = root / "model"
+    described = json.loads((folder / "model.json").read_text())
+    state = torch.load(folder / "model.pt", weights_only=True)
+    lines = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "steps": described["steps"],
+        "finite": all(value.isfinite().all().item() for value in state.values()),
+        "exported": (folder / "model.pt2").exists(),
+        "export": described.get("export"),
+        "state": {name: value.tolist() for name, value in state.items() if value.numel() <= 64},
+        "losses": [line["loss"] for line in lines if line["kind"] == "train"],
+    }
+
+
+def main() -> None:
+    os.environ["RANK"] = os.environ["OMPI_COMM_WORLD_RANK"]
+    os.environ["WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_SIZE"]
+    torch.set_num_threads(1)
+    hvd.init()
+    TorchModel.try_export = lambda _: None  # type: ignore[method-assign]  # A process for each cell takes seconds.
+    folder, *cells = sys.argv[1:]
+    with joined_ranks(CPU) as together:
+        kinds = {"alone": TensorRanks(), "ddp": together, "horovod": TorchRanks()}
+        for cell in cells:
+            kind, style, *options = cell.split(":")
+            root = Path(folder) / cell / str(together.rank)
+            root.mkdir(parents=True)
+            found = trained(root, kinds[kind], style, *options)
+            failed = together.gather(found.get("error"), "cell")
+            if together.rank == 0:
+                print(json.dumps({"cell": cell, **found, "errors": failed}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

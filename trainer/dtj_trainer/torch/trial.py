@@ -1,0 +1,168 @@
+"""Tries a user's network before the training: what would fail in its last step, or after it, fails at once.
+
+The networks of `dtj_trainer.torch.models` are not tried: their tests do it.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import math
+import random
+import sys
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dtj_trainer.torch.models.outputs import logits_and_loss
+from dtj_trainer.train.export_process import begin_trial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+
+    from dtj_trainer.torch.models import PictureClassifier
+    from dtj_trainer.train.options import Options
+
+log = logging.getLogger(__name__)
+
+_NAMED = 8
+"""The most weights that a message names."""
+
+
+def smallest_passes(examples: int, options: Options, shares: int) -> set[int]:
+    """Return the sizes of the smallest pass of this run, and of the smallest that has an example."""
+    step_size = options.step_size(shares)
+    steps = math.ceil(examples / step_size)
+    totals = {min(step_size, examples)}
+    if options.max_steps is None or options.max_steps >= steps:
+        totals.add(examples - (steps - 1) * step_size)
+    found = set()
+    for total in totals:
+        passes = math.ceil(math.ceil(total / shares) / options.batch_size)
+        found.add(total // shares // passes)
+    return {min(found), max(min(found), 1)}
+
+
+def try_passes(
+    network: PictureClassifier,
+    sizes: set[int],
+    shape: tuple[int, int, int],
+    classes: int,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[object]],
+) -> None:
+    """Make passes of these sizes, with a loss and a backward pass, on a copy of the network.
+
+    Ends the process if a pass fails, with the layer and the remedy. Weights, buffers and generators stay.
+    """
+    try:
+        tried = copy.deepcopy(network).to(device)
+    except Exception:
+        log.info("the network can't be copied, and is not tried before the training", exc_info=True)
+        return
+    entered: list[str] = []
+    for name, module in tried.named_modules():
+        module.register_forward_pre_hook(partial(_enter, entered, name))
+        module.register_forward_hook(partial(_leave, entered))
+    tried.train()
+    with _same_generators(device):
+        for size in sorted(sizes, reverse=True):
+            entered.clear()
+            pixels = torch.randint(0, 256, (size, *shape), dtype=torch.uint8, device=device)
+            try:
+                _pass(tried, pixels, classes, autocast)
+            except Exception as error:
+                layer = entered[-1].removeprefix("network.") if entered else "backward"
+                raise SystemExit(_sentence(size, layer, error)) from error
+            if size:
+                _tell_unused(tried)
+    _check_extra(tried)
+
+
+def _pass(
+    network: nn.Module, pixels: Tensor, classes: int, autocast: Callable[[], AbstractContextManager[object]]
+) -> None:
+    with autocast():
+        logits, own = logits_and_loss(network(pixels))
+    if logits.shape != (len(pixels), classes):
+        raise ValueError(
+            f"it returned logits of shape {tuple(logits.shape)} for {len(pixels)} pictures of {classes} classes"
+        )
+    labels = torch.zeros(len(pixels), dtype=torch.int64, device=pixels.device)
+    loss = functional.cross_entropy(logits.float(), labels, reduction="sum")
+    torch.autograd.backward(loss if own is None else loss + own.float() * len(pixels))
+
+
+def _enter(entered: list[str], name: str, *_: object) -> None:
+    entered.append(name)
+
+
+def _leave(entered: list[str], *_: object) -> None:
+    entered.pop()
+
+
+def _sentence(size: int, layer: str, error: Exception) -> str:
+    what = f"the network can't make a pass of {size} pictures, the least of this training: {layer}: "
+    remedy = ""
+    if size == 0:
+        remedy = (
+            "; in the last step of an epoch, a rank may have no picture: let the network take a batch of 0, or "
+            "choose --global-batch-size so that the pictures of the last step are enough for all ranks"
+        )
+    elif size == 1:
+        remedy = "; let the layer take a batch of 1, or choose --batch-size so that the last step has more"
+    return f"{what}{type(error).__name__}: {str(error)[:1000]}{remedy}"
+
+
+def _tell_unused(network: nn.Module) -> None:
+    unused = [
+        name for name, weight in network.named_parameters() if weight.requires_grad and weight.grad is None
+    ]
+    if unused:
+        named = ", ".join(each.removeprefix("network.") for each in unused[:_NAMED])
+        log.warning(
+            "no gradient reaches %d weights of the network, which stay as they are: %s", len(unused), named
+        )
+
+
+def _check_extra(network: nn.Module) -> None:
+    """End the process if a checkpoint could not be read again."""
+    extra = {name: value for name, value in network.state_dict().items() if not isinstance(value, Tensor)}
+    written = io.BytesIO()
+    try:
+        torch.save(extra, written)
+        written.seek(0)
+        torch.load(written, weights_only=True)
+    except Exception as error:
+        raise SystemExit(
+            f"{', '.join(extra)}: get_extra_state of the network has to return tensors, numbers, texts, lists or "
+            f"dicts, which torch.load(weights_only=True) takes: {type(error).__name__}: {str(error)[:300]}"
+        ) from error
+
+
+@contextmanager
+def _same_generators(device: torch.device) -> Iterator[None]:
+    """Restore at the end the random generators that a network may use."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+def try_export(network: nn.Module, name: str, shape: tuple[int, int, int], classes: int) -> None:
+    """Try in a process of its own whether torch.export takes the network, and tell if it does not."""
+    size = sum(each.nbytes for each in network.state_dict().values() if isinstance(each, Tensor))
+    program = [sys.executable, "-m", "dtj_trainer.torch.export_trial", name]
+    begin_trial([*program, *map(str, (*shape, classes))], size)
