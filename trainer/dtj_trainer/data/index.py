@@ -11,6 +11,7 @@ import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dtj_trainer.data.class_names import distinct
 from dtj_trainer.data.errors import DataCorrupt
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _index(read: object) -> DataIndex:
         raise _Fault("deviation", fields["deviation"], "as long as mean")
     return DataIndex(
         format=str(fields["format"]),
-        classes=tuple(_name(name, f"classes[{at}]") for at, name in enumerate(classes)),
+        classes=distinct(_name(name, f"classes[{at}]") for at, name in enumerate(classes)),
         splits={name: _split(split, f"splits.{name}") for name, split in splits.items()},
         mean=mean,
         deviation=deviation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from dtj_trainer.data.examples import Examples
     from dtj_trainer.data.stored_set import StoredSet
     from dtj_trainer.data.whole import Whole
+
+log = logging.getLogger(__name__)
 
 ALL_AS_THEY_ARE = Form()
 
@@ -121,12 +124,19 @@ def load_pictures(
             whole = read_again(uri, form, classes) if folder is None else None
             if whole is None and (stored := open_stored_set(uri, cache=cache, skip_corrupt=skip_corrupt)):
                 return _stored(stored, form, classes)
+            if skip_corrupt:
+                raise DataNotFound(
+                    "has no index: --skip-corrupt leaves out examples of shards with an index alone; `dtj data stage "
+                    f"{uri} DST --skip-corrupt` writes such shards"
+                )
             if whole is None:
                 whole = (
                     read_whole(FolderFiles(folder), form, classes)
                     if folder
                     else read_once(uri, form, classes)
                 )
+                if passed := whole.passed.sentence():
+                    log.warning("%s: %s", uri, passed)
     except OSError as error:
         raise DataNotFound(f"{uri}: {error}") from error
     return _set(whole)

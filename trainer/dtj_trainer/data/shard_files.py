@@ -32,6 +32,8 @@ _ENDINGS = {
     b"BM": "bmp",
     b"P5": "pgm",
     b"P6": "ppm",
+    b"II*\0": "tif",
+    b"MM\0*": "tif",
 }
 _JPEG_QUALITY = 95
 _CHUNK_BYTES = 1 << 20

@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import re
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dtj_trainer.data.class_names import of_lines
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, exit_on_data_error
+from dtj_trainer.data.folders import PassedOver, beside
 from dtj_trainer.data.formats.images import Form
 from dtj_trainer.data.index import INDEX_NAME, SPLITS, DataIndex, SplitIndex
 from dtj_trainer.data.layouts import shards_of
@@ -85,7 +86,9 @@ def _origin(options: Options) -> Origin:
     if index is None and shards_of(files_at(options.source).names)[1]:
         index = _described(options, decode=False, target=None)
     if index is None:
-        return open_folder(options.source, options.classes) or open_whole(options.source, options.classes)
+        origin = open_folder(options.source, options.classes) or open_whole(options.source, options.classes)
+        _tell_passed(origin.passed)
+        return origin
     if options.classes:
         raise DataNotFound(
             f"{options.source} holds shards: --classes chooses among folders, idx and CIFAR files"
@@ -104,6 +107,8 @@ def _described(options: Options, *, decode: bool, target: Target | None) -> Data
     shards = shards_without_index(files_at(options.source))
     if not any(shard.split == "train" for shard in shards):
         raise DataNotFound(f"{options.source} has no shards for training: their paths have the word train")
+    read = [*(shard.key for shard in shards), *_CLASS_NAMES, INDEX_NAME]
+    _tell_passed(beside([name for name in files_at(options.source).names if RECORDS not in name], read))
     form = replace(options.form, channels=options.form.channels or 3)
     prefix = f"{RECORDS}/{_digest(options, files_at(options.source).fingerprint())}-" if target else None
     work = Work(
@@ -213,8 +218,7 @@ def _class_names(uri: str, labels: int) -> tuple[str, ...]:
     files = files_at(uri)
     for name in _CLASS_NAMES:
         if name in files.names:
-            lines = files.read(name).decode("utf-8", "replace").split("\n")
-            names = tuple(re.sub(r"^\d+:", "", line.strip()) for line in lines if line.strip())
+            names = of_lines(files.read(name))
             if len(names) >= labels:
                 return names
     return tuple(str(label) for label in range(labels))
@@ -224,6 +228,11 @@ def _digest(options: Options, source: str) -> str:
     """Identify a run: the records of another set, or of other options, are of no use."""
     form = f"{options.form} {options.classes} {options.shard_bytes} {options.seed} {options.skip_corrupt}"
     return hashlib.sha256(f"{options.source} {form} {source}".encode()).hexdigest()[:12]
+
+
+def _tell_passed(passed: PassedOver) -> None:
+    if passed.counts:
+        _tell(passed.sentence())
 
 
 def _tell(sentence: str) -> None:

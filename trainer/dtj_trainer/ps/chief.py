@@ -98,6 +98,7 @@ def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -
     here = State(
         options.model, facts.shape, facts.classes, options.optimizer, facts.examples, order=sharding.name
     )
+    here.class_names = facts.class_names
     parameters = Parameters(network, options, cluster.ps)
     saver = ChiefSaver(options, here, network, parameters, pulse, facts.class_names)
     at, ramp = saver.resume()
@@ -205,7 +206,9 @@ class ChiefSaver(Saver):
         state.check(saved, self.state, newest.path)
         self._parameters.restore(vectors)
         here = self.state
-        self.state = replace(saved, training_examples=here.training_examples, order=here.order)
+        self.state = replace(
+            saved, training_examples=here.training_examples, order=here.order, class_names=here.class_names
+        )
         log.info("resuming from the checkpoint of step %d, epoch %d", saved.step, saved.epoch + 1)
         return Position(saved.step, saved.epoch, saved.examples), None
 

@@ -90,7 +90,8 @@ class ShardedSaver(Saver):
     def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool, wait: bool) -> None:
         """See Saver."""
         del final
-        run = run_at(at, ramp, self._options, self._training_examples, self._order)
+        examples, order = self._training_examples, self._order
+        run = run_at(at, ramp, self._options, examples, order, self._data.class_names)
         group = self._optimizer.param_groups[0]
         run["optimizerOptions"] = {name: value for name, value in group.items() if name in _NEEDED}
         self._background.wait()
@@ -148,7 +149,8 @@ class ShardedSaver(Saver):
             return Position(), None  # The first weights are rank 0's already.
         folder = checkpoints.folder() / str(step)
         run = sharded_files.read_run(folder)
-        if refusal := why_not(run, self._options, self._training_examples, self._order):
+        examples, order = self._training_examples, self._order
+        if refusal := why_not(run, self._options, examples, order, self._data.class_names):
             raise SystemExit(f"the checkpoint {folder} {refusal}, or start anew (artifacts.resume: Never)")
         self._load(folder)
         for group in self._optimizer.param_groups:

@@ -20,7 +20,8 @@ MAX_PIXELS = 50_000_000
 """Limit of one picture, checked before the picture is decoded."""
 MAX_MEMORY_BYTES = 4 << 30
 """Limit of the pixels of a split that is read whole into memory."""
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM")
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
+_BEGINNINGS = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
 _MODES = {1: "L", 3: "RGB"}
 
 
@@ -134,9 +135,14 @@ def _open(content: bytes | memoryview, where: str) -> Image.Image:
             f"{where} has too many pixels; a picture has at most {MAX_PIXELS}: {error}"
         ) from error
     except UnidentifiedImageError as error:
+        begin = bytes(content[:4])
+        for magic, kind in _BEGINNINGS.items():
+            if begin.startswith(magic):
+                raise DataCorrupt(
+                    f"{where} begins as a {kind} and is cut off or damaged: it has {len(content)} bytes"
+                ) from error
         raise DataCorrupt(
-            f"{where} is no picture of {', '.join(_FORMATS)}: it begins with "
-            f"{bytes(content[:4]).hex(' ') or 'nothing'}"
+            f"{where} is no picture of {', '.join(_FORMATS)}: it begins with {begin.hex(' ') or 'nothing'}"
         ) from error
     except Exception as error:  # Pillow's readers raise many classes for damaged content.
         raise DataCorrupt(f"{where}: the picture is damaged: {error}") from error
