@@ -19,6 +19,7 @@ from dtj_trainer.data.errors import DataCorrupt, DataNotFound, exit_on_data_erro
 from dtj_trainer.data.folders import beside
 from dtj_trainer.data.formats import FORMATS
 from dtj_trainer.data.formats.images import Form, pixels_of
+from dtj_trainer.data.mixing import sentence_of
 from dtj_trainer.data.origins import FolderOrigin, files_at, open_folder, open_whole
 from dtj_trainer.data.processes import in_processes
 from dtj_trainer.data.ranged import RangedReader, open_ranges
@@ -45,11 +46,11 @@ class Part(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """`faults` name what can't be read. `examples` counts the others. `passed`: what nobody reads, in a sentence."""
+    """`faults` name what can't be read. `examples` counts the others. `said`: of the set, in a sentence."""
 
     examples: int
     faults: list[str]
-    passed: str = ""
+    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,7 @@ def check(uri: str, form: Form, processes: int) -> Iterator[Checked]:
     index = open_index(uri)
     if index:
         indexed = IndexedShards(uri, index)
+        yield Checked(0, [], sentence_of(index))
         yield from (found for _, found in in_processes(indexed, indexed.pieces, processes))
     elif shards := shards_without_index(files_at(uri)):
         read = [LABELS_FILE, *(shard.key for shard in shards)]
@@ -195,8 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             examples, faults = examples + found.examples, faults + len(found.faults)
             for fault in found.faults:
                 print(fault, flush=True)
-            if found.passed:
-                print(found.passed, flush=True)
+            if found.said:
+                print(found.said, file=sys.stderr, flush=True)
     print(f"{given.uri}: {examples} examples can be read, {faults} faults")
     return contract.EXIT_DATA if faults else 0
 

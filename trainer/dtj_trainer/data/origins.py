@@ -15,7 +15,7 @@ from dtj_trainer.data.files import Files, FolderFiles, StoreFiles
 from dtj_trainer.data.folders import PassedOver, folders_of
 from dtj_trainer.data.formats.format import Example
 from dtj_trainer.data.formats.images import Form
-from dtj_trainer.data.order import Order
+from dtj_trainer.data.order import WINDOW
 from dtj_trainer.data.ranged import open_ranges
 from dtj_trainer.data.sources import local_folder, s3_source
 from dtj_trainer.data.stored_set import StoredSet
@@ -119,10 +119,11 @@ class WholeOrigin:
 
 @dataclass(frozen=True)
 class ShardsOrigin:
-    """Shards with an index."""
+    """Shards with an index. `single`: each block is read by a request of its own."""
 
     uri: str
     index: DataIndex
+    single: bool = False
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -140,9 +141,8 @@ class ShardsOrigin:
         return len(self.index.mean)
 
     def order(self, split: str, seed: int) -> np.ndarray:
-        """Mix the blocks, and then the examples of a few blocks at a time."""
-        blocks = np.array([block.examples for block in self.index.splits[split].blocks])
-        return np.concatenate([part.ids for part in Order(blocks, seed=seed, epoch=0).windows()])
+        """See Origin. It is not fast to read: `stage` scatters the examples first."""
+        return np.random.default_rng(seed).permutation(self.counts[split])
 
     def read(self, split: str, ids: np.ndarray) -> Iterator[Found]:
         """See Origin."""
@@ -160,7 +160,8 @@ class ShardsOrigin:
 
 @functools.cache
 def _examples_of(origin: ShardsOrigin, split: str) -> StoredExamples:
-    return StoredSet(origin.index, open_ranges(origin.uri), skip_corrupt=True).examples(split)
+    window = 1 if origin.single else WINDOW
+    return StoredSet(origin.index, open_ranges(origin.uri), window=window, skip_corrupt=True).examples(split)
 
 
 @functools.cache

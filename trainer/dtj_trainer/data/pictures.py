@@ -46,6 +46,10 @@ class Pictures:
         return np.array([len(self)])
 
     @property
+    def stock(self) -> None:
+        """See Examples."""
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """See Examples."""
         _, channels, height, width = self.pixels.shape
@@ -62,6 +66,12 @@ class Pictures:
     def readable(self) -> Pictures:
         """Return the examples but for those that could not be read, which have the label -1."""
         return self.read(np.flatnonzero(self.labels >= 0)) if (self.labels < 0).any() else self
+
+    def mixing(self, batch: int, ranks: int) -> None:
+        """See Examples. Examples in memory are shuffled as a whole."""
+
+    def widen(self, times: float) -> None:
+        """See Examples."""
 
     def expect(self, ids: Iterator[np.ndarray]) -> None:
         """See Examples."""

@@ -13,12 +13,15 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dtj_trainer.data import scatter
 from dtj_trainer.data.class_names import of_lines
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, exit_on_data_error
 from dtj_trainer.data.folders import PassedOver, beside
 from dtj_trainer.data.formats.images import Form
 from dtj_trainer.data.index import INDEX_NAME, SPLITS, DataIndex, SplitIndex
+from dtj_trainer.data.label_counts import counts_of
 from dtj_trainer.data.layouts import shards_of
+from dtj_trainer.data.mixing import sentence_of
 from dtj_trainer.data.origins import (
     Origin,
     ShardsOrigin,
@@ -29,7 +32,7 @@ from dtj_trainer.data.origins import (
 )
 from dtj_trainer.data.processes import in_processes
 from dtj_trainer.data.shard_files import ShardRecord, Sums, picture_file
-from dtj_trainer.data.shard_work import NewShard, OldShard, Work, record_name
+from dtj_trainer.data.shard_work import NewShard, OldShard, Scatter, Work, record_name
 from dtj_trainer.data.shards import shards_without_index
 from dtj_trainer.data.stored_set import open_index
 from dtj_trainer.data.targets import Target, open_target
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 RECORDS = "_staging"
 """The folder, below the target, with what an interrupted run has finished."""
 SHARD_MEGABYTES = 128
+ORDER = "permutation"
+"""What the shards' order is called in the names of records: those of another order are of no use."""
 _CLASS_NAMES = ("labels.txt", "batches.meta.txt", "fine_label_names.txt")
 _SAMPLES = 64
 """Examples whose mean size tells how many examples make a shard."""
@@ -76,8 +81,24 @@ def stage(options: Options) -> DataIndex:
     work = Work(
         options.source, options.target, form, record, origin=origin, skip_corrupt=options.skip_corrupt
     )
-    records = _all(work, list(_new_shards(options, origin, form)), options.processes, target)
-    return _finish(target, "tar", origin.classes, records, form.channels or 3)
+    shards = list(_new_shards(options, origin, form))
+    if isinstance(origin, ShardsOrigin):
+        pieces = list(scatter.pieces(shards, origin.counts))
+        _tell(f"first pass: {len(pieces)} pieces of the shards at {options.source}")
+        scattered = _all(work, pieces, options.processes, target)
+        shards = list(scatter.shards(scattered, options.seed))
+        work = replace(work, origin=scatter.origin(options.target, origin.index, scattered), decode=False)
+        _tell(f"second pass: {len(shards)} shards")
+    records = _all(work, shards, options.processes, target)
+    if isinstance(origin, ShardsOrigin):
+        sums = Sums()
+        for record in scattered["train"]:
+            sums.merge(record.sums)
+        records["train"][0] = replace(records["train"][0], sums=sums)
+    index = _finish(target, "tar", origin.classes, records, form.channels or 3)
+    if isinstance(origin, ShardsOrigin):
+        target.remove([piece.key for piece in pieces])
+    return index
 
 
 def _origin(options: Options) -> Origin:
@@ -143,7 +164,7 @@ def _size(where: str, example: Example | DataCorrupt, form: Form) -> int:
 
 
 def _all(
-    work: Work, shards: Sequence[NewShard | OldShard], processes: int, target: Target | None
+    work: Work, shards: Sequence[NewShard | OldShard | Scatter], processes: int, target: Target | None
 ) -> dict[str, list[ShardRecord]]:
     """Do all shards but those that an earlier run has finished; return the records of each split, in order."""
     finished = _finished(work, target)
@@ -183,6 +204,7 @@ def _finish(
 ) -> DataIndex:
     index = _index(kind, classes, records, channels)
     target.write(INDEX_NAME, index.to_json())
+    _tell(sentence_of(index))
     target.remove([f"{RECORDS}/{name}" for name in target.read_all(RECORDS)])
     return index
 
@@ -199,6 +221,7 @@ def _index(
             tuple(
                 replace(block, shard=number) for number, record in enumerate(found) for block in record.blocks
             ),
+            _labels(found),
         )
         for split in SPLITS
         if (found := records.get(split))
@@ -211,6 +234,13 @@ def _index(
         sums.mean if sums.pixels else unknown,
         sums.deviation if sums.pixels else unknown,
     )
+
+
+def _labels(records: Sequence[ShardRecord]) -> str | None:
+    """Return the counts of labels of all blocks; None where an earlier release has recorded a shard."""
+    if any(len(record.histograms) != len(record.blocks) for record in records):
+        return None
+    return counts_of([each for record in records for each in record.histograms]).text()
 
 
 def _class_names(uri: str, labels: int) -> tuple[str, ...]:
@@ -226,7 +256,7 @@ def _class_names(uri: str, labels: int) -> tuple[str, ...]:
 
 def _digest(options: Options, source: str) -> str:
     """Identify a run: the records of another set, or of other options, are of no use."""
-    form = f"{options.form} {options.classes} {options.shard_bytes} {options.seed} {options.skip_corrupt}"
+    form = f"{ORDER} {options.form} {options.classes} {options.shard_bytes} {options.seed} {options.skip_corrupt}"
     return hashlib.sha256(f"{options.source} {form} {source}".encode()).hexdigest()[:12]
 
 

@@ -100,7 +100,7 @@ class KerasSaver(FileSaver):
     _ranks: KerasRanks
 
     def __init__(self, options: Options, data: PictureSet, model: KerasModel, ranks: KerasRanks) -> None:
-        super().__init__(options, data.train.blocks, ranks, data.class_names)
+        super().__init__(options, data.train.blocks, ranks, data.class_names, data.train.stock)
         self._network, self._shape = model.network, model.shape
         self._classes, self._class_names = data.classes, data.class_names
         self._variables = {

@@ -94,7 +94,8 @@ def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -
     facts = worker_pictures.facts(coordinator)
     network = models.build(options.model, facts.shape, facts.classes, options.seed)
     shards = cluster.workers if options.updates == "Synchronous" else 1
-    sharding = Sharding(facts.blocks, options.batch_size * shards, rank=0, ranks=1, seed=options.seed)
+    size, stock = options.batch_size * shards, facts.stock
+    sharding = Sharding(facts.blocks, size, rank=0, ranks=1, seed=options.seed, stock=stock)
     here = State(
         options.model, facts.shape, facts.classes, options.optimizer, facts.examples, order=sharding.name
     )

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtj_trainer.data.errors import DataCorrupt, DataError
+from dtj_trainer.data.spread import Stock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,13 +51,14 @@ class Dealt(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The form of the pictures, the names of the classes, and the training examples in each block; see Examples."""
+    """The form of the pictures, the names of the classes, and blocks and stock of the training set; see Examples."""
 
     height: int
     width: int
     channels: int
     class_names: tuple[str, ...]
     blocks: np.ndarray
+    stock: Stock | None
 
     @property
     def classes(self) -> int:
@@ -86,7 +88,9 @@ def offer(data: PictureSet, worker: int) -> None:
     """
     channels, height, width = data.shape
     names = json.dumps([*data.class_names] or [*map(str, range(data.classes))]).encode()
-    facts = np.array([height, width, channels, len(names), *names, *data.train.blocks], np.int64)
+    blocks, stock = data.train.blocks, data.train.stock or ()
+    numbers = [height, width, channels, len(names), *names, len(blocks)]
+    facts = np.concatenate([numbers, blocks, *stock]).astype(np.int64)
     ahead = _Ahead(data.train)
 
     def read(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.int32]:
@@ -137,7 +141,10 @@ def facts(coordinator: Any) -> Facts:
     scheduled = coordinator.schedule(tf.function(ask, autograph=False).get_concrete_function())
     coordinator.join()  # Returns when the result has arrived: see wait_until_arrived.
     height, width, channels, size, *rest = scheduled.fetch().tolist()
-    return Facts(height, width, channels, tuple(json.loads(bytes(rest[:size]))), np.array(rest[size:]))
+    names, count = tuple(json.loads(bytes(rest[:size]))), rest[size]
+    columns = np.array(rest[size + 1 :], np.int64).reshape(-1, count)
+    stock = Stock(*columns[1:]) if len(columns) > 1 else None
+    return Facts(height, width, channels, names, columns[0], stock)
 
 
 def read_here(packed: tf.Tensor, shape: tuple[int, int, int]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -194,7 +194,7 @@ class TorchSaver(FileSaver):
     _ranks: TensorRanks
 
     def __init__(self, options: Options, data: PictureSet, model: TorchModel, ranks: TensorRanks) -> None:
-        super().__init__(options, data.train.blocks, ranks, data.class_names)
+        super().__init__(options, data.train.blocks, ranks, data.class_names, data.train.stock)
         self._shape, self._classes, self._class_names = data.shape, data.classes, data.class_names
         self._network, self._optimizer, self._precision = model.network, model.optimizer, model.precision
         self._staged = StagedState()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from dtj_trainer.data.spread import Stock
     from dtj_trainer.train.options import Options
     from dtj_trainer.train.protocols import Ranks
     from dtj_trainer.train.schedule import Ramp
@@ -54,10 +55,15 @@ class FileSaver(Saver, ABC):
     _ranks: Ranks
 
     def __init__(
-        self, options: Options, blocks: np.ndarray | int, ranks: Ranks, classes: Sequence[str] = ()
+        self,
+        options: Options,
+        blocks: np.ndarray | int,
+        ranks: Ranks,
+        classes: Sequence[str] = (),
+        stock: Stock | None = None,
     ) -> None:
-        self._options, self._ranks, self._classes = options, ranks, tuple(classes)
-        sharding = Sharding(blocks, 1, rank=0, ranks=1, seed=options.seed)
+        self._options, self._ranks, self._named = options, ranks, tuple(classes)
+        sharding = Sharding(blocks, 1, rank=0, ranks=1, seed=options.seed, stock=stock)
         self._training_examples, self._order = sharding.examples, sharding.name
         self._background = BackgroundSave()
 
@@ -106,7 +112,7 @@ class FileSaver(Saver, ABC):
         del final  # The position shows whether the training is complete.
         if self._ranks.rank != 0:
             return
-        run = run_at(at, ramp, self._options, self._training_examples, self._order, self._classes)
+        run = run_at(at, ramp, self._options, self._training_examples, self._order, self._named)
         self._background.wait()
         step = at.step
         if not wait and self._options.async_save and (write := self.stage(run)):
@@ -148,7 +154,7 @@ class FileSaver(Saver, ABC):
                     "%d ranks have no copy of the checkpoint of step %d: sending it", without, offer.step
                 )
             self.share_state()
-        at = Position(*offer.run["position"])
+        at = position_of(offer.run)
         if self._ranks.rank == 0:
             log.info("resuming from the checkpoint of step %d, epoch %d", at.step, at.epoch + 1)
         return at, offer.run.get("ramp")
@@ -168,7 +174,7 @@ class FileSaver(Saver, ABC):
                 f"the checkpoint {newest.path} was not written by this program: it has no {path.name}"
             )
         run = self.read_run(path)
-        if refusal := why_not(run, self._options, self._training_examples, self._order, self._classes):
+        if refusal := why_not(run, self._options, self._training_examples, self._order, self._named):
             raise SystemExit(
                 f"the checkpoint {newest.path} {refusal}, or start anew (artifacts.resume: Never)"
             )
@@ -204,9 +210,16 @@ def run_at(
         "position": [at.step, at.epoch, at.examples],
         "trainingExamples": training_examples,
         "order": order,
+        "orderRanks": at.order_ranks,
         "classes": list(classes),
         "ramp": ramp.plain(),
     }
+
+
+def position_of(run: dict[str, Any]) -> Position:
+    """Return the position that a checkpoint's description of its run has."""
+    step, epoch, examples = run["position"]
+    return Position(step, epoch, examples, run.get("orderRanks", 0))
 
 
 def model_facts(at: Position, accuracy: float | None, ranks: int, digest: str) -> dict[str, object]:

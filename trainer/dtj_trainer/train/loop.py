@@ -102,6 +102,7 @@ class Training(Generic[Data]):
         self._accuracy = None
         self._meeting_at = time.monotonic()
         self._step_times.begin()
+        at.order_ranks = self.batches.sharding.order_ranks(at.epoch)
         for batch in self.batches.epoch(at.epoch, at.examples):
             self._rate = self._schedule.at(self._epochs_done)
             self.model.train(batch.data, batch.share, self._rate, at.step)
