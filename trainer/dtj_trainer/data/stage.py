@@ -92,12 +92,12 @@ def stage(options: Options) -> DataIndex:
     records = _all(work, shards, options.processes, target)
     if isinstance(origin, ShardsOrigin):
         sums = Sums()
-        for record in scattered["train"]:
-            sums.merge(record.sums)
+        for piece in scattered["train"]:
+            sums.merge(piece.sums)
         records["train"][0] = replace(records["train"][0], sums=sums)
     index = _finish(target, "tar", origin.classes, records, form.channels or 3)
     if isinstance(origin, ShardsOrigin):
-        target.remove([piece.key for piece in pieces])
+        target.remove([each.key for each in pieces])
     return index
 
 
@@ -310,6 +310,11 @@ def parser() -> argparse.ArgumentParser:
         "--classes", default="", help="names of the classes to take, separated by commas; by default all"
     )
     made.add_argument(
+        "--orient",
+        action="store_true",
+        help="with --size: turn pictures as their EXIF orientation says; without it, a training can do so",
+    )
+    made.add_argument(
         "--skip-corrupt", action="store_true", help="leave out examples that can't be read, and name them"
     )
     return made
@@ -324,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         max(int(given.shard_megabytes * 1e6), 1),
         given.seed,
         max(given.processes, 1),
-        Form(given.size, given.channels),
+        Form(given.size, given.channels, given.orient),
         tuple(name.strip() for name in given.classes.split(",") if name.strip()),
         given.skip_corrupt,
     )

@@ -179,6 +179,7 @@ class KerasSaver(FileSaver):
             classes=classes,
             facts=facts,
             class_names=self._class_names,
+            orient=self._options.orient,
         )
 
 

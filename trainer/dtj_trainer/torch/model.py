@@ -271,7 +271,14 @@ class TorchSaver(FileSaver):
         name, shape, classes = self._options.model, self._shape, self._classes
         state, names = self._network.state_dict(), self._class_names
         saved_model.write(
-            folder, state, name=name, shape=shape, classes=classes, facts=facts, class_names=names
+            folder,
+            state,
+            name=name,
+            shape=shape,
+            classes=classes,
+            facts=facts,
+            class_names=names,
+            orient=self._options.orient,
         )
 
 

@@ -31,6 +31,7 @@ def write(
     classes: int,
     facts: Mapping[str, object],
     class_names: Sequence[str] = (),
+    orient: bool = False,
 ) -> None:
     """Write weights, the exported program, a description and the manifest into `folder`, each file atomically.
 
@@ -52,7 +53,7 @@ def write(
         "output": {"shape": ["batch", classes], "meaning": "logits"},
         "classes": classes,
         "parameters": sum(parameter.numel() for parameter in copy.parameters()),
-        **model_files.picture_facts(shape, "NCHW", class_names),
+        **model_files.picture_facts(shape, "NCHW", class_names, orient),
         **facts,
         "files": {
             WEIGHTS: "state dict of dtj_trainer.torch.models.build(model, shape, classes)",

@@ -220,6 +220,7 @@ class ShardedSaver(Saver):
                 classes=classes,
                 facts=facts,
                 class_names=self._data.class_names,
+                orient=self._options.orient,
             )
             log.info("the model is in %s", folder)
         return facts

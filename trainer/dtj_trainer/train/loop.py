@@ -206,7 +206,7 @@ class Training(Generic[Data]):
         scale = rate_scale(options.optimizer, batches) if options.scale_lr else 1.0
         ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_epochs)
         lengths = options.warmup_epochs, self._end_in_epochs()
-        steps = options.step_epochs, options.step_gamma
+        steps = options.step_epochs, options.step_gamma, options.step_at
         return Schedule(options.lr, ramp, *lengths, options.schedule, *steps)
 
     def _end_in_epochs(self) -> float:

@@ -22,7 +22,10 @@ def begin(folder: Path) -> None:
 
 
 def picture_facts(
-    shape: tuple[int, int, int], layout: Literal["NCHW", "NHWC"], class_names: Sequence[str]
+    shape: tuple[int, int, int],
+    layout: Literal["NCHW", "NHWC"],
+    class_names: Sequence[str],
+    orient: bool = False,
 ) -> dict[str, Any]:
     """Return what a description says of pictures: their labels, and how a picture becomes the network's input.
 
@@ -43,6 +46,7 @@ def picture_facts(
             "mean": None,
             "deviation": None,
             "invert": False,
+            "orient": orient,
         }
     return facts
 
