@@ -13,6 +13,8 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dtj_trainer.data import scatter
 from dtj_trainer.data.class_names import of_lines
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, exit_on_data_error
@@ -48,7 +50,7 @@ SHARD_MEGABYTES = 128
 ORDER = "permutation"
 """What the shards' order is called in the names of records: those of another order are of no use."""
 _CLASS_NAMES = ("labels.txt", "batches.meta.txt", "fine_label_names.txt")
-_SAMPLES = 64
+_SAMPLES, _SPOTS = 64, 8
 """Examples whose mean size tells how many examples make a shard."""
 
 
@@ -146,7 +148,11 @@ def _described(options: Options, *, decode: bool, target: Target | None) -> Data
 def _new_shards(options: Options, origin: Origin, form: Form) -> Iterator[NewShard]:
     for split in origin.counts:
         order = origin.order(split, options.seed)
-        sample = origin.read(split, order[:_SAMPLES])
+        some = order[:_SAMPLES]
+        if isinstance(origin, ShardsOrigin):  # Neighbours share a request.
+            spots = np.linspace(0, len(order) - 1, _SPOTS).astype(int)[:, None]
+            some = (spots + np.arange(_SAMPLES // _SPOTS)).ravel() % len(order)
+        sample = origin.read(split, some)
         sizes = [_size(where, example, form) for where, example in sample]
         each = max(
             1, int(options.shard_bytes / (sum(sizes) / len(sizes) + 2048))

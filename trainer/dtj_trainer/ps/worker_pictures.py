@@ -50,7 +50,7 @@ class Dealt(NamedTuple):
     def packed(self) -> bytes:
         """Return all as int64 in little-endian order: the bits of the rate, the epoch, the number of blocks, ..."""
         rate = np.float64(self.rate).view(np.int64)
-        head = [rate, self.epoch, len(self.blocks)]
+        head = np.array([rate, self.epoch, len(self.blocks)], np.int64)
         return np.concatenate((head, self.blocks, self.ids)).astype("<i8").tobytes()
 
     @classmethod

@@ -206,8 +206,8 @@ class Training(Generic[Data]):
         scale = rate_scale(options.optimizer, batches) if options.scale_lr else 1.0
         ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_epochs)
         lengths = options.warmup_epochs, self._end_in_epochs()
-        steps = options.step_epochs, options.step_gamma, options.step_at
-        return Schedule(options.lr, ramp, *lengths, options.schedule, *steps)
+        steps = options.step_epochs, options.step_gamma
+        return Schedule(options.lr, ramp, *lengths, options.schedule, *steps, step_at=options.step_at)
 
     def _end_in_epochs(self) -> float:
         """Return the end of the training in epochs: all epochs, or the position of step `--max-steps`."""

@@ -87,7 +87,7 @@ def _turn(content: bytes | memoryview) -> Image.Transpose | None:
             if opened.format == "TIFF":  # Pillow turns it by itself.
                 return None
             return _TURNS.get(opened.getexif().get(_ORIENTATION, 1))
-    except Exception:  # Pillow's readers raise many classes for damaged content.
+    except Exception:  # noqa: BLE001  # Pillow's readers raise many classes for damaged content.
         return None
 
 
