@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from dtj_trainer.data.pictures import load_pictures
 from dtj_trainer.data.sharding import Sharding
 from dtj_trainer.data.spread import RUN, SpreadOrder, Stock
 from dtj_trainer.data.stored_set import open_stored_set
+from dtj_trainer.train.batches import picture_batches
 
 MIB = 1 << 20
 PAIRS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=60)
@@ -230,3 +232,26 @@ def test_staging_sorted_shards_makes_a_permutation_in_two_passes(
     assert train.stock is None, "the new shards are not sorted"
     distances = np.abs(np.diff(order))
     assert 240 / 3 * 0.8 < distances.mean() < 240 / 3 * 1.2, "neighbours are as far apart as by chance"
+
+
+def test_ranks_that_read_a_sorted_set_and_change_have_each_example_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dtj_trainer.data.formats.format.BLOCK_BYTES", 4096)
+    monkeypatch.setattr("dtj_trainer.data.spread._OPEN_BYTES", 20_000)
+    pixels = np.random.default_rng(1).integers(0, 256, (240, 3, 8, 8)).astype("u1")
+    write_tar(tmp_path / "train/0.tar", encoded(pixels, np.repeat(np.arange(4), 60).tolist()))
+    write_tar(tmp_path / "test/0.tar", encoded(pixels[:4], [0, 1, 2, 3]))
+    stage.main([str(tmp_path), "--processes", "1"])
+    seen: list[bytes] = []
+    for ranks, position, steps in ((3, 0, 4), (2, 4 * 24, 99)):
+        for rank in range(ranks):
+            train = load_pictures(str(tmp_path)).train
+            own = Sharding(train.blocks, 1, rank=rank, ranks=ranks, seed=1, step_size=24, stock=train.stock)
+            if position:
+                own.begun(0, 3)
+                train.widen(1.5)
+            batches = picture_batches(train, own, lambda found, _: found, workers=2, augment=False, seed=1)
+            for batch in islice(batches.epoch(0, position), steps):
+                seen += [each.tobytes() for each in batch.data[: batch.share.count]]
+    assert sorted(seen) == sorted(each.tobytes() for each in pixels)
