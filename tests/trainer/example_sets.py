@@ -24,6 +24,7 @@ class Blocked:
     """Examples in blocks. A batch that was not announced fails the test. `touched`: how often each block was read."""
 
     shape = SHAPE
+    stock = None
 
     def __init__(self, whole: Pictures, blocks: np.ndarray) -> None:
         self.blocks, self._whole = blocks, whole
@@ -44,6 +45,12 @@ class Blocked:
                 np.unique(np.searchsorted(np.cumsum(self.blocks), ids, side="right")).tolist()
             )
         return self._whole.read(ids)
+
+    def mixing(self, batch: int, ranks: int) -> None:
+        raise NotImplementedError
+
+    def widen(self, times: float) -> None:
+        raise NotImplementedError
 
     def expect(self, ids: Iterator[np.ndarray]) -> None:
         with self._lock:

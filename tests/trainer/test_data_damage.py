@@ -245,8 +245,8 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(
 
 def test_what_is_no_picture() -> None:
     for content, message in (
-        (b"", "x is no picture of JPEG, PNG, WEBP, BMP, GIF, PPM: it begins with nothing"),
-        (b"<html>", "x is no picture of JPEG, PNG, WEBP, BMP, GIF, PPM: it begins with 3c 68 74 6d"),
+        (b"", "x is no picture of JPEG, PNG, WEBP, BMP, GIF, PPM, TIFF: it begins with nothing"),
+        (b"<html>", "x is no picture of JPEG, PNG, WEBP, BMP, GIF, PPM, TIFF: it begins with 3c 68 74 6d"),
         (file_of(PIXELS[0])[:-200], "x: the picture is damaged: "),
         (bytes(MAX_EXAMPLE_BYTES + 1), f"x: {MAX_EXAMPLE_BYTES + 1} bytes; a picture has at most"),
     ):

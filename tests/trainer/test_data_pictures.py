@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image, ImageOps
 from tests.trainer.idx_files import FASHION_MNIST, NAMES, idx_bytes, write_pictures
 
 from dtj_trainer import contract
@@ -18,6 +20,7 @@ from dtj_trainer.data.errors import (
     DataUnavailable,
     exit_on_data_error,
 )
+from dtj_trainer.data.formats.images import Form, pixels_of
 from dtj_trainer.data.layouts import fixed_files
 from dtj_trainer.data.pictures import data_uri, load_pictures
 
@@ -100,3 +103,20 @@ def test_the_files_of_a_set_that_are_fetched_ahead() -> None:
     for others in ({"train.tar"}, {"train.tfrecord"}, there - {"data_batch_3"}, set()):
         with pytest.raises(DataNotFound):
             fixed_files(others)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_pictures_are_turned_as_their_exif_orientation_says(orientation: int, kind: str) -> None:
+    rows = np.arange(24, dtype="u1").reshape(4, 6) * 10
+    upright = Image.fromarray(np.repeat(np.repeat(rows, 8, 0), 8, 1))
+    exif, written = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    upright.convert("RGB").save(written, kind, exif=exif)
+    written.seek(0)
+    wanted = np.asarray(ImageOps.exif_transpose(Image.open(written)).convert("RGB")).transpose(2, 0, 1)
+    content = written.getvalue()
+    np.testing.assert_array_equal(pixels_of(content, Form(orient=True), where="x"), wanted)
+    stored = np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).transpose(2, 0, 1)
+    np.testing.assert_array_equal(pixels_of(content, Form(), where="x"), stored)
+    assert pixels_of(content, Form(16, orient=True), where="x").shape == (3, 16, 16)

@@ -228,8 +228,18 @@ def test_without_a_checkpoint_the_first_weights_are_those_of_rank_0(workspaces: 
         (RUN, None),
         ({"name": "cnn", "position": [4, 0, 100]}, None),  # as the first releases wrote it
         ({**RUN, "trainingExamples": 40, "position": [4, 1, 0]}, None),
+        (
+            {**RUN, "classes": ["dog", "cat"]},
+            "has the class 'dog' for label 0, which is 'cat' now: give the same",
+        ),
+        (
+            {**RUN, "classes": ["cat"]},
+            "has 1 classes, and the data has 2 now: give the same data and --classes",
+        ),
+        ({**RUN, "classes": ["0", "1"]}, None),  # The set had no names.
+        ({**RUN, "classes": ["cat", "dog"]}, None),
     ],
 )
 def test_what_is_refused(run: dict[str, Any], why: str | None) -> None:
-    found = file_saver.why_not(run, OPTIONS, 200, "this")
+    found = file_saver.why_not(run, OPTIONS, 200, "this", ["cat", "dog"])
     assert (found or "").startswith(why or ".") if why else found is None

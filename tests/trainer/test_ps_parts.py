@@ -90,9 +90,10 @@ def test_each_example_once_an_epoch_also_after_a_resume(
 
 @given(st.lists(st.integers(0, 2**40)), st.lists(st.integers(0, 2**40), min_size=1))
 def test_what_is_dealt_comes_back_from_its_bytes(blocks: list[int], ids: list[int]) -> None:
-    packed = worker_pictures.Dealt(np.array(ids), np.array(blocks, np.int64)).packed()
+    packed = worker_pictures.Dealt(np.array(ids), np.array(blocks, np.int64), 7, 0.1).packed()
     dealt = worker_pictures.Dealt.unpacked(np.frombuffer(packed, "<i8"))
-    assert (dealt.ids.tolist(), dealt.blocks.tolist()) == (ids, blocks)
+    assert (dealt.ids.tolist(), dealt.blocks.tolist(), dealt.epoch, dealt.rate) == (ids, blocks, 7, 0.1)
+    assert float(worker_pictures.rate_of(packed)) == np.float32(0.1)
 
 
 class Loads:
@@ -174,7 +175,7 @@ def test_update_rules_are_those_of_keras(monkeypatch: pytest.MonkeyPatch, name: 
     rule.build([theirs])
     for step in range(5):
         gradient = chance.normal(size=10).astype(np.float32)
-        optimizer.apply(tf.constant(gradient), tf.constant(step, tf.int64))
+        optimizer.apply(tf.constant(gradient), tf.constant(step, tf.int64), tf.constant(0.01))
         rule.apply([tf.constant(gradient)], [theirs])
     np.testing.assert_allclose(mine.value(), np.asarray(theirs), rtol=0, atol=1e-6)
 

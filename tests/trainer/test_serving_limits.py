@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from tests.patience import PATIENCE
 from tests.trainer.conftest import until
 from tests.trainer.hostile_requests import bomb, scan_bomb
 from tests.trainer.served_models import Client, file_of, pixels, served, write_model
+
+from dtj_trainer.serving.encodings import Unpacker
 
 MIB = 1 << 20
 
@@ -243,3 +247,61 @@ def run_serve(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, st
         return int(ended.value.code or 0), capsys.readouterr().err
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"),
+    [
+        ("gzip", gzip.compress),
+        ("deflate", zlib.compress),
+        ("Deflate", lambda body: zlib.compress(body, wbits=-15)),
+    ],
+)
+def test_a_compressed_body_is_as_good_as_a_plain_one(
+    client: Client, encoding: str, pack: Callable[[bytes], bytes]
+) -> None:
+    file = file_of(pixels(1))
+    plain, packed = client("POST", "/predictions/m", file), pack(file)
+    headers = {"Content_Encoding": encoding}
+    assert client("POST", "/predictions/m", packed, **headers).body == plain.body
+    assert (
+        client(
+            "POST", "/predictions/m", iter([packed[:1], packed[1:]]), Transfer_Encoding="chunked", **headers
+        ).body
+        == plain.body
+    )
+    cut = client("POST", "/predictions/m", packed[:-6], **headers)
+    assert (cut.status, b"cut off" in cut.body or b"not in the form" in cut.body) == (400, True)
+    assert client("POST", "/predictions/m", packed + b"more", **headers).status == 400
+    wrong = client("POST", "/predictions/m", b"no such thing", **headers)
+    assert wrong.status == 400
+    unknown = client("POST", "/predictions/m", packed, Content_Encoding="br")
+    assert (unknown.status, unknown.headers["Accept-Encoding"]) == (415, "gzip, deflate")
+    assert b"bodies are sent as they are, or by gzip, deflate" in unknown.body
+
+
+@pytest.mark.bound(
+    "dtj serve",
+    "Any client",
+    "A compressed body",
+    "The limit of a body; unpacked as it arrives",
+)
+@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
+def test_a_bomb_is_not_unpacked_whole(client: Client, pack: Callable[[bytes], bytes]) -> None:
+    packed = pack(bytes(64 * MIB))
+    assert len(packed) < MIB
+    steps = list[int]()
+
+    class Counted(Unpacker):
+        def next(self, packed: bytes) -> tuple[bytes, bytes]:
+            found = super().next(packed)
+            steps.append(len(found[0]))
+            return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("dtj_trainer.serving.encodings.Unpacker", Counted)
+        name = "gzip" if pack is gzip.compress else "deflate"
+        answer = client("POST", "/predictions/m", packed, Content_Encoding=name)
+    assert answer.status == 413
+    assert f"more than {MIB} bytes" in answer.body.decode()
+    assert 0 < sum(steps) <= 2 * MIB

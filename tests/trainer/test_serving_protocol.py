@@ -131,6 +131,24 @@ def test_metadata_and_health(client: Client) -> None:
     )
 
 
+def test_versions_in_the_path(client: Client) -> None:
+    version = client("GET", "/v2/models/grey").json["versions"][0]
+    file = file_of(pixels(1))
+    plain = client("PUT", "/predictions/grey", file)
+    for method in ("PUT", "POST"):
+        assert client(method, f"/predictions/grey/{version}", file).body == plain.body
+    assert client("GET", f"/models/grey/{version}").json == client("GET", "/models/grey/all").json
+    for path in ("/predictions/grey/1.0", "/models/grey/1.0"):
+        answer = client("PUT" if "pred" in path else "GET", path, file if "pred" in path else None)
+        assert answer.status == 404
+        assert f"has no version '1.0', only {version}" in answer.json["message"]
+
+
+def test_an_empty_list_of_outputs_asks_for_all(client: Client) -> None:
+    inputs = {"inputs": [tensor(batch(1))]}
+    assert client.infer("tensors", {**inputs, "outputs": []}).json == client.infer("tensors", inputs).json
+
+
 def batch(count: int, channels: int = 1) -> np.ndarray:
     return np.stack([pixels(seed, channels) for seed in range(count)])
 

@@ -27,16 +27,17 @@ REQUEST_BYTES = 8 << 20
 """The most bytes of several blocks in one request."""
 
 
-def stretches(split: SplitIndex, window: int = WINDOW) -> list[range]:
+def stretches(split: SplitIndex, window: int = WINDOW, run: int = RUN) -> list[range]:
     """Cut the blocks of a split into stretches, each of which one request can bring.
 
-    The blocks of a stretch are of one run of an order with this window, and lie next to each other in a shard.
+    The blocks of a stretch are of one run of an order with this window and these runs, and lie next to each other in
+    a shard.
     """
     found: list[range] = []
     size, end = 0, (-1, 0)
     for number, block in enumerate(split.blocks):
         size += block.length
-        if number % min(RUN, window) and (block.shard, block.offset) == end and size <= REQUEST_BYTES:
+        if number % min(run, window) and (block.shard, block.offset) == end and size <= REQUEST_BYTES:
             found[-1] = range(found[-1].start, number + 1)
         else:
             found.append(range(number, number + 1))

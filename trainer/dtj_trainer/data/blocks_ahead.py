@@ -72,6 +72,11 @@ class BlocksAhead(Generic[T]):
                         self._forget(block)
                 self._look_ahead()
 
+    def allow(self, memory: int) -> None:
+        """Let the blocks have at least so many bytes."""
+        with self._lock:
+            self._memory = max(self._memory, memory)
+
     def close(self) -> None:
         """End the threads and release the blocks."""
         self._pool.close()

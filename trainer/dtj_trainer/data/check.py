@@ -16,14 +16,17 @@ import numpy as np
 from dtj_trainer import contract
 from dtj_trainer.data.block_reader import BlockReader
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, exit_on_data_error
+from dtj_trainer.data.folders import beside
 from dtj_trainer.data.formats import FORMATS
 from dtj_trainer.data.formats.images import Form, pixels_of
+from dtj_trainer.data.mixing import sentence_of
 from dtj_trainer.data.origins import FolderOrigin, files_at, open_folder, open_whole
 from dtj_trainer.data.processes import in_processes
 from dtj_trainer.data.ranged import RangedReader, open_ranges
 from dtj_trainer.data.shard_work import OldShard, local_copy
 from dtj_trainer.data.shards import shards_without_index
 from dtj_trainer.data.stored_set import open_index
+from dtj_trainer.data.whole import LABELS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,10 +46,11 @@ class Part(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """`faults` name what can't be read. `examples` counts the others."""
+    """`faults` name what can't be read. `examples` counts the others. `said`: of the set, in a sentence."""
 
     examples: int
     faults: list[str]
+    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,15 +165,20 @@ def check(uri: str, form: Form, processes: int) -> Iterator[Checked]:
     index = open_index(uri)
     if index:
         indexed = IndexedShards(uri, index)
+        yield Checked(0, [], sentence_of(index))
         yield from (found for _, found in in_processes(indexed, indexed.pieces, processes))
     elif shards := shards_without_index(files_at(uri)):
+        read = [LABELS_FILE, *(shard.key for shard in shards)]
+        yield Checked(0, [], beside(files_at(uri).names, read).sentence())
         yield from (found for _, found in in_processes(BareShards(uri, form), shards, processes))
     elif origin := open_folder(uri, ()):
         folder = Folder(origin, form)
+        yield Checked(0, [], origin.passed.sentence())
         yield from (found for _, found in in_processes(folder, folder.pieces, processes))
     else:
         try:
-            yield Checked(sum(open_whole(uri, ()).counts.values()), [])
+            whole = open_whole(uri, ())
+            yield Checked(sum(whole.counts.values()), [], whole.passed.sentence())
         except DataCorrupt as error:
             yield Checked(0, [str(error)])
 
@@ -188,6 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             examples, faults = examples + found.examples, faults + len(found.faults)
             for fault in found.faults:
                 print(fault, flush=True)
+            if found.said:
+                print(found.said, file=sys.stderr, flush=True)
     print(f"{given.uri}: {examples} examples can be read, {faults} faults")
     return contract.EXIT_DATA if faults else 0
 

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from dtj_trainer.data.mixing import Mixing
     from dtj_trainer.data.pictures import Pictures
+    from dtj_trainer.data.spread import Stock
 
 
 class Examples(Protocol):
@@ -27,6 +29,10 @@ class Examples(Protocol):
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of each picture."""
 
+    @property
+    def stock(self) -> Stock | None:
+        """What the order of a set follows from that is sorted by class; None for other sets."""
+
     def __len__(self) -> int:
         """Return the number of examples."""
 
@@ -36,6 +42,12 @@ class Examples(Protocol):
         An example that can't be read, where those are to be skipped, has the label -1 and any pixels.
         Raises DataCorrupt, DataNotFound or DataUnavailable.
         """
+
+    def mixing(self, batch: int, ranks: int) -> Mixing | None:
+        """Return how well steps of `ranks` batches mix the classes; None where nobody has counted the labels."""
+
+    def widen(self, times: float) -> None:
+        """Hold so many times the blocks, for the rest of an epoch that more ranks began. See Sharding.begun."""
 
     def expect(self, ids: Iterator[np.ndarray]) -> None:
         """Announce the batches that `read` will be asked for, in order: the beginning of an epoch, or its rest.

@@ -68,7 +68,8 @@ class StoreFiles:
         self._source = source
         self._received = ByteCount()
         self._files = asked(uri, lambda: source.list(below=True), self._received)
-        self.names: Collection[str] = self._files.keys()
+        # As in a folder: what editors, notebooks and macOS leave behind is not of the set.
+        self.names: Collection[str] = [name for name in self._files if not _hidden(name)]
         _check_count(uri, len(self.names))
 
     def read(self, name: str) -> bytes:
@@ -95,12 +96,19 @@ class StoreFiles:
         return _digest(*(f"{name} {file.size} {file.etag}" for name, file in sorted(self._files.items())))
 
 
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
 def _walk(folder: Path) -> list[str]:
+    """List the files, and empty folders with a `/` at the end, as consoles of S3 list them."""
     found: list[str] = []
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         below = Path(parent).relative_to(folder)
         found += [(below / name).as_posix() for name in files if not name.startswith(".")]
+        if not files and not folders and below.parts:
+            found.append(f"{below.as_posix()}/")
         _check_count(str(folder), len(found))
     return found
 

@@ -11,7 +11,11 @@ import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from dtj_trainer.data.class_names import distinct
 from dtj_trainer.data.errors import DataCorrupt
+from dtj_trainer.data.label_counts import LabelCounts, from_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,10 +63,19 @@ class Shard:
 
 @dataclass(frozen=True)
 class SplitIndex:
-    """The shards of a split, and their blocks in the order of the examples' numbers."""
+    """The shards of a split, and their blocks in the order of the examples' numbers.
+
+    `labels`: the text of `LabelCounts`; None in indexes of releases that did not count, and of very large splits.
+    """
 
     shards: tuple[Shard, ...]
     blocks: tuple[Block, ...]
+    labels: str | None = None
+
+    def label_counts(self) -> LabelCounts | None:
+        """Return how many examples of each label each block has, if the index knows."""
+        examples = np.array([block.examples for block in self.blocks])
+        return None if self.labels is None else from_text(self.labels, examples, MAX_CLASSES)
 
     @property
     def examples(self) -> int:
@@ -102,6 +115,7 @@ class DataIndex:
                         (block.shard, block.offset, block.length, block.examples, block.crc32)
                         for block in split.blocks
                     ],
+                    **({} if split.labels is None else {"labels": split.labels}),
                 }
                 for name, split in self.splits.items()
             },
@@ -149,14 +163,14 @@ def _index(read: object) -> DataIndex:
         raise _Fault("deviation", fields["deviation"], "as long as mean")
     return DataIndex(
         format=str(fields["format"]),
-        classes=tuple(_name(name, f"classes[{at}]") for at, name in enumerate(classes)),
-        splits={name: _split(split, f"splits.{name}") for name, split in splits.items()},
+        classes=distinct(_name(name, f"classes[{at}]") for at, name in enumerate(classes)),
+        splits={name: _split(split, f"splits.{name}", len(classes)) for name, split in splits.items()},
         mean=mean,
         deviation=deviation,
     )
 
 
-def _split(read: object, path: str) -> SplitIndex:
+def _split(read: object, path: str, classes: int) -> SplitIndex:
     fields = _object(read, path, ("shards", "blocks"))
     shards = tuple(
         _shard(shard, f"{path}.shards[{at}]")
@@ -172,7 +186,16 @@ def _split(read: object, path: str) -> SplitIndex:
             raise _Fault(f"{path}.blocks[{at}]", item, "behind the block before it")
         shard, end = block.shard, block.offset + block.length
         blocks.append(block)
-    return SplitIndex(shards, tuple(blocks))
+    labels = fields.get("labels")
+    if labels is not None:
+        examples = np.array([block.examples for block in blocks])
+        try:
+            from_text(labels if isinstance(labels, str) else "", examples, classes)
+        except ValueError as error:
+            raise _Fault(
+                f"{path}.labels", labels, f"the counts of labels of each block; it {error}"
+            ) from error
+    return SplitIndex(shards, tuple(blocks), labels)
 
 
 def _shard(read: object, path: str) -> Shard:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from dtj_trainer.data.class_names import EMNIST
 from dtj_trainer.data.errors import DataNotFound
 
 Choice = tuple[str, ...]
@@ -21,17 +22,21 @@ SPLITS = {
     "validation": "validation",
 }
 """What the words in names of folders and shards say."""
-PICTURE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm")
+PICTURE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A data set of files with fixed names. `class_names`: the file with the names of the classes, which may lack."""
+    """A data set of files with fixed names. `class_names`: the file with the names of the classes, which may lack.
+
+    `emnist`: which of EMNIST's sets this is.
+    """
 
     name: str
     train: tuple[Choice, ...]
     test: tuple[Choice, ...]
     class_names: str | None = None
+    emnist: str | None = None
 
     def files(self, names: Collection[str]) -> list[str] | None:
         """Return which of `names` to read, that of the classes first; None where one is missing."""
@@ -53,9 +58,13 @@ def _idx(part: str) -> tuple[Choice, ...]:
 
 _BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 MNIST = Layout("idx", _idx("train"), _idx("t10k"))
-"""Pictures and labels of each split. Fashion-MNIST, KMNIST and EMNIST's splits use the same names."""
+"""Pictures and labels of each split. Fashion-MNIST and KMNIST use the same names."""
 LAYOUTS = (
     MNIST,
+    *(
+        Layout(f"emnist-{kind}", _idx(f"emnist-{kind}-train"), _idx(f"emnist-{kind}-test"), emnist=kind)
+        for kind in EMNIST
+    ),
     Layout(
         "cifar10", tuple((f"{name}.bin",) for name in _BATCHES), (("test_batch.bin",),), "batches.meta.txt"
     ),
@@ -66,8 +75,17 @@ LAYOUTS = (
 
 
 def layout_of(names: Collection[str]) -> Layout | None:
-    """Return the layout whose files are all in `names`, the names of a folder's files."""
-    return next((layout for layout in LAYOUTS if layout.files(names)), None)
+    """Return the layout whose files are all in `names`, the names of a folder's files.
+
+    Raises DataNotFound for several of EMNIST's sets: its archive unpacks six into one folder.
+    """
+    found = [layout for layout in LAYOUTS if layout.files(names)]
+    kinds = [layout.emnist for layout in found if layout.emnist]
+    if len(kinds) > 1:
+        raise DataNotFound(
+            f"has {len(kinds)} sets of EMNIST, {', '.join(map(str, kinds))}: a set is read from a folder of its own"
+        )
+    return next(iter(found), None)
 
 
 def fixed_files(names: Collection[str]) -> list[str]:
@@ -79,19 +97,6 @@ def fixed_files(names: Collection[str]) -> list[str]:
     raise DataNotFound(
         f"has no {', no '.join(nearest.missing(names))}; there is {', '.join(sorted(names)[:8]) or 'nothing'}"
     )
-
-
-def folder_of(names: Collection[str]) -> dict[str, list[tuple[str, str]]]:
-    """Return the paths and classes of each split of pictures in folders, `Training/Apple/1.jpg`, by path.
-
-    Other files, and folders whose names say no split, are passed over: Thumbs.db, `test-multiple_fruits/`.
-    """
-    splits: dict[str, list[tuple[str, str]]] = {}
-    for name in sorted(names):
-        parts = name.split("/")
-        if len(parts) == 3 and parts[0].lower() in SPLITS and parts[2].lower().endswith(PICTURE_FILES):
-            splits.setdefault(SPLITS[parts[0].lower()], []).append((name, parts[1]))
-    return splits
 
 
 def shards_of(names: Collection[str]) -> tuple[str, dict[str, list[str]]]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, about
 from dtj_trainer.data.files import Files, FolderFiles, StoreFiles
+from dtj_trainer.data.folders import PassedOver, folders_of
 from dtj_trainer.data.formats.format import Example
 from dtj_trainer.data.formats.images import Form
-from dtj_trainer.data.layouts import folder_of
-from dtj_trainer.data.order import Order
+from dtj_trainer.data.order import WINDOW
 from dtj_trainer.data.ranged import open_ranges
 from dtj_trainer.data.sources import local_folder, s3_source
 from dtj_trainer.data.stored_set import StoredSet
@@ -65,6 +65,7 @@ class FolderOrigin:
     classes: tuple[str, ...]
     pictures: Mapping[str, tuple[tuple[str, int], ...]]
     channels: int = 3
+    passed: PassedOver = field(default_factory=PassedOver)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -103,6 +104,7 @@ class WholeOrigin:
     channels: int
     chosen: tuple[str, ...]
     """The classes that were asked for; empty for all."""
+    passed: PassedOver = field(default_factory=PassedOver)
 
     def order(self, split: str, seed: int) -> np.ndarray:
         """See Origin."""
@@ -117,10 +119,11 @@ class WholeOrigin:
 
 @dataclass(frozen=True)
 class ShardsOrigin:
-    """Shards with an index."""
+    """Shards with an index. `single`: each block is read by a request of its own."""
 
     uri: str
     index: DataIndex
+    single: bool = False
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -138,9 +141,8 @@ class ShardsOrigin:
         return len(self.index.mean)
 
     def order(self, split: str, seed: int) -> np.ndarray:
-        """Mix the blocks, and then the examples of a few blocks at a time."""
-        blocks = np.array([block.examples for block in self.index.splits[split].blocks])
-        return np.concatenate([part.ids for part in Order(blocks, seed=seed, epoch=0).windows()])
+        """See Origin. It is not fast to read: `stage` scatters the examples first."""
+        return np.random.default_rng(seed).permutation(self.counts[split])
 
     def read(self, split: str, ids: np.ndarray) -> Iterator[Found]:
         """See Origin."""
@@ -158,7 +160,8 @@ class ShardsOrigin:
 
 @functools.cache
 def _examples_of(origin: ShardsOrigin, split: str) -> StoredExamples:
-    return StoredSet(origin.index, open_ranges(origin.uri), skip_corrupt=True).examples(split)
+    window = 1 if origin.single else WINDOW
+    return StoredSet(origin.index, open_ranges(origin.uri), window=window, skip_corrupt=True).examples(split)
 
 
 @functools.cache
@@ -180,9 +183,12 @@ def open_folder(uri: str, classes: Sequence[str]) -> FolderOrigin | None:
 
     `classes`: those to take, in the order of their labels; empty for all. Raises DataNotFound.
     """
-    splits = folder_of(files_at(uri).names)
+    folders = folders_of(files_at(uri).names)
+    splits = folders.splits
     if not splits:
         return None
+    with about(uri):
+        folders.check(classes)
     if "test" not in splits and "validation" in splits:  # As ImageNet is published.
         splits["test"] = splits.pop("validation")
     there = sorted({name for _, name in splits.get("train", [])})
@@ -198,14 +204,15 @@ def open_folder(uri: str, classes: Sequence[str]) -> FolderOrigin | None:
         split: tuple((path, labels[name]) for path, name in found if name in labels)
         for split, found in splits.items()
     }
-    return FolderOrigin(uri, names, pictures)
+    return FolderOrigin(uri, names, pictures, passed=folders.passed)
 
 
 def open_whole(uri: str, classes: Sequence[str]) -> WholeOrigin:
     """Return the origin of a set that is read whole. `classes`: as for `open_folder`. Raises DataError."""
     whole = whole_at(uri, tuple(classes))
     counts = {split: len(labels) for split, (_, labels) in whole.splits.items()}
-    return WholeOrigin(uri, whole.classes, counts, whole.splits["train"][0].shape[1], tuple(classes))
+    channels = whole.splits["train"][0].shape[1]
+    return WholeOrigin(uri, whole.classes, counts, channels, tuple(classes), whole.passed)
 
 
 def fingerprint(origin: Origin, uri: str) -> str:

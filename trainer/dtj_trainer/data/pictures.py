@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from dtj_trainer.data.stored_set import StoredSet
     from dtj_trainer.data.whole import Whole
 
+log = logging.getLogger(__name__)
+
 ALL_AS_THEY_ARE = Form()
 _GREY = (0.299, 0.587, 0.114)
 """The parts of red, green and blue in grey, as ITU-R 601-2 and PIL have them."""
@@ -46,6 +49,10 @@ class Pictures:
         return np.array([len(self)])
 
     @property
+    def stock(self) -> None:
+        """See Examples."""
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """See Examples."""
         _, channels, height, width = self.pixels.shape
@@ -62,6 +69,12 @@ class Pictures:
     def readable(self) -> Pictures:
         """Return the examples but for those that could not be read, which have the label -1."""
         return self.read(np.flatnonzero(self.labels >= 0)) if (self.labels < 0).any() else self
+
+    def mixing(self, batch: int, ranks: int) -> None:
+        """See Examples. Examples in memory are shuffled as a whole."""
+
+    def widen(self, times: float) -> None:
+        """See Examples."""
 
     def expect(self, ids: Iterator[np.ndarray]) -> None:
         """See Examples."""
@@ -133,12 +146,19 @@ def load_pictures(
             whole = read_again(uri, form, classes) if folder is None else None
             if whole is None and (stored := open_stored_set(uri, cache=cache, skip_corrupt=skip_corrupt)):
                 return _stored(stored, form, classes)
+            if skip_corrupt:
+                raise DataNotFound(
+                    "has no index: --skip-corrupt leaves out examples of shards with an index alone; `dtj data stage "
+                    f"{uri} DST --skip-corrupt` writes such shards"
+                )
             if whole is None:
                 whole = (
                     read_whole(FolderFiles(folder), form, classes)
                     if folder
                     else read_once(uri, form, classes)
                 )
+                if passed := whole.passed.sentence():
+                    log.warning("%s: %s", uri, passed)
     except OSError as error:
         raise DataNotFound(f"{uri}: {error}") from error
     return _set(whole)

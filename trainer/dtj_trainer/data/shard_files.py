@@ -18,7 +18,7 @@ from dtj_trainer.data.formats.images import pixels_of
 from dtj_trainer.data.index import Block, Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from dtj_trainer.data.formats.format import Example, Format
@@ -32,6 +32,8 @@ _ENDINGS = {
     b"BM": "bmp",
     b"P5": "pgm",
     b"P6": "ppm",
+    b"II*\0": "tif",
+    b"MM\0*": "tif",
 }
 _JPEG_QUALITY = 95
 _CHUNK_BYTES = 1 << 20
@@ -89,6 +91,8 @@ class ShardRecord:
     labels: int
     skipped: tuple[str, ...] = ()
     """The faults of examples that were left out."""
+    histograms: tuple[Mapping[int, int], ...] = ()
+    """The number of examples by label, of each block; empty in records of releases that did not count."""
 
     def to_json(self) -> bytes:
         """Serialize the record."""
@@ -104,6 +108,7 @@ class ShardRecord:
             Sums(**read["sums"]),
             read["labels"],
             tuple(read["skipped"]),
+            tuple({int(label): n for label, n in each.items()} for each in read.get("histograms", ())),
         )
 
 
@@ -121,17 +126,28 @@ def cut_shard(path: Path, format_: Format, *, where: str) -> tuple[str, tuple[Bl
     return digest.hexdigest(), tuple(blocks)
 
 
-def write_tar(path: Path, pictures: Iterable[tuple[str, bytes, int]], first: int) -> None:
+def write_tar(path: Path, pictures: Iterable[tuple[str, bytes, int]], first: int) -> list[int]:
     """Write a WebDataset shard of picture files: ending, content, label. `first`: the number of the first example.
 
-    The same pictures give the same bytes.
+    The same pictures give the same bytes. Return the offset in bytes behind each example.
     """
+    ends = []
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
         for number, (ending, content, label) in enumerate(pictures, first):
             for name, part in ((ending, content), ("cls", str(label).encode())):
                 member = tarfile.TarInfo(f"{number:09d}.{name}")
                 member.size = len(part)
                 archive.addfile(member, io.BytesIO(part))
+            ends.append(archive.offset)
+    return ends
+
+
+def stored_file(example: Example) -> tuple[str, bytes]:
+    """Return ending and content of a picture as a file, which is not decoded. Pixels become a PNG."""
+    if isinstance(example.picture, np.ndarray):
+        return "png", _encoded(example.picture, None)
+    content = bytes(example.picture)
+    return next((ending for magic, ending in _ENDINGS.items() if content.startswith(magic)), "png"), content
 
 
 def picture_file(example: Example, form: Form, *, where: str) -> tuple[str, bytes, np.ndarray]:
@@ -142,14 +158,17 @@ def picture_file(example: Example, form: Form, *, where: str) -> tuple[str, byte
     """
     pixels = pixels_of(example.picture, form, where=where)
     if isinstance(example.picture, np.ndarray):
-        ending, quality = "png", None
-    else:
-        content = bytes(example.picture)
-        ending = next((ending for magic, ending in _ENDINGS.items() if content.startswith(magic)), "png")
-        if form.size is None:
-            return ending, content, pixels
-        ending, quality = ("jpg", _JPEG_QUALITY) if ending == "jpg" else ("png", None)
+        return "png", _encoded(pixels, None), pixels
+    ending, content = stored_file(example)
+    if form.size is None:
+        return ending, content, pixels
+    ending, quality = ("jpg", _JPEG_QUALITY) if ending == "jpg" else ("png", None)
+    return ending, _encoded(pixels, quality), pixels
+
+
+def _encoded(pixels: np.ndarray, quality: int | None) -> bytes:
+    """Return pixels as a PNG, or as a JPEG of this quality."""
     encoded = io.BytesIO()
     picture = Image.fromarray(pixels.transpose(1, 2, 0).squeeze())
     picture.save(encoded, "JPEG" if quality else "PNG", **({"quality": quality} if quality else {}))
-    return ending, encoded.getvalue(), pixels
+    return encoded.getvalue()

@@ -2,9 +2,10 @@
 
 An epoch has one order, which depends on the data's blocks, on seed and epoch only: see `order`. Each step takes the
 next `step_size` examples. A position in the order, the number of examples that all ranks together have done, is
-therefore enough to go on with any number of ranks. The step's examples are sorted by the place of their blocks and
-cut among the ranks, so that a rank reads about its share of a window's blocks. The concatenated batches of all ranks
-in a step are the batch that a single process with the whole batch size would see.
+therefore enough to go on with any number of ranks. Only the order of a set that is sorted by class also depends on
+the number of ranks that begin the epoch: see `spread`. The step's examples are sorted by the place of their blocks
+and cut among the ranks, so that a rank reads about its share of a window's blocks. The concatenated batches of all
+ranks in a step are the batch that a single process with the whole batch size would see.
 
 The last step of an epoch may have fewer examples. They are distributed as evenly as possible; none is repeated or
 left out. A rank without an example gets one of weight 0, so that every rank makes every step.
@@ -20,9 +21,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dtj_trainer.data.order import RUN, WINDOW, Order
+from dtj_trainer.data.spread import SpreadOrder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from dtj_trainer.data.spread import Stock
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Sharding:
     """Distributes examples among `ranks`, `step_size` in each step.
 
     `blocks`: the examples of each block; a number means a single block. `batch_size` is the batch of one rank, from
-    which `step_size` follows unless it is given. `window`: see `order`.
+    which `step_size` follows unless it is given. `window`: see `order`. `stock`: of a set that is sorted by class.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Sharding:
         seed: int,
         step_size: int | None = None,
         window: int = WINDOW,
+        stock: Stock | None = None,
     ) -> None:
         self._blocks = np.atleast_1d(np.asarray(blocks, np.int64))
         self.examples = int(self._blocks.sum())
@@ -65,12 +70,15 @@ class Sharding:
                 f"can't share {self.examples} examples in batches of {batch_size} with rank {rank}/{ranks}"
             )
         self.batch_size = math.ceil(self.step_size / ranks)
-        self._rank, self._ranks, self._seed, self._window = rank, ranks, seed, window
+        self._rank, self._ranks, self._seed, self._window, self._stock = rank, ranks, seed, window, stock
+        self._begun: dict[int, int] = {}
 
     @property
     def name(self) -> str:
         """What the order follows from, in short: a position belongs to orders of one name only."""
         of_blocks = f"{self._window} {RUN}" if len(self._blocks) > 1 else "1"
+        if self._stock:
+            of_blocks = f"spread {hashlib.sha256(self._stock.labels.tobytes()).hexdigest()}"
         described = f"{self._seed} {of_blocks} ".encode() + self._blocks.tobytes()
         return hashlib.sha256(described).hexdigest()[:16]
 
@@ -80,7 +88,18 @@ class Sharding:
 
     def order(self, epoch: int) -> Order:
         """Return the epoch's order of all examples, the same on every rank."""
+        if self._stock:
+            ranks = self.order_ranks(epoch)
+            return SpreadOrder(self._blocks, self._stock, seed=self._seed, epoch=epoch, ranks=ranks)
         return Order(self._blocks, seed=self._seed, epoch=epoch, window=self._window)
+
+    def order_ranks(self, epoch: int) -> int:
+        """Return the number of ranks that began an epoch, which the order of a sorted set follows from."""
+        return self._begun.get(epoch, self._ranks)
+
+    def begun(self, epoch: int, ranks: int) -> None:
+        """Go on with an epoch that so many ranks began."""
+        self._begun = {epoch: ranks}
 
     def epoch(self, epoch: int, position: int = 0) -> Iterator[Share]:
         """Yield this rank's shares from the example at `position` on: a resumed run continues exactly there."""

@@ -9,15 +9,21 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import re
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from dtj_trainer.data import scatter
+from dtj_trainer.data.class_names import of_lines
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, exit_on_data_error
+from dtj_trainer.data.folders import PassedOver, beside
 from dtj_trainer.data.formats.images import Form
 from dtj_trainer.data.index import INDEX_NAME, SPLITS, DataIndex, SplitIndex
+from dtj_trainer.data.label_counts import counts_of
 from dtj_trainer.data.layouts import shards_of
+from dtj_trainer.data.mixing import sentence_of
 from dtj_trainer.data.origins import (
     Origin,
     ShardsOrigin,
@@ -28,7 +34,7 @@ from dtj_trainer.data.origins import (
 )
 from dtj_trainer.data.processes import in_processes
 from dtj_trainer.data.shard_files import ShardRecord, Sums, picture_file
-from dtj_trainer.data.shard_work import NewShard, OldShard, Work, record_name
+from dtj_trainer.data.shard_work import NewShard, OldShard, Scatter, Work, record_name
 from dtj_trainer.data.shards import shards_without_index
 from dtj_trainer.data.stored_set import open_index
 from dtj_trainer.data.targets import Target, open_target
@@ -41,8 +47,10 @@ if TYPE_CHECKING:
 RECORDS = "_staging"
 """The folder, below the target, with what an interrupted run has finished."""
 SHARD_MEGABYTES = 128
+ORDER = "permutation"
+"""What the shards' order is called in the names of records: those of another order are of no use."""
 _CLASS_NAMES = ("labels.txt", "batches.meta.txt", "fine_label_names.txt")
-_SAMPLES = 64
+_SAMPLES, _SPOTS = 64, 8
 """Examples whose mean size tells how many examples make a shard."""
 
 
@@ -75,8 +83,24 @@ def stage(options: Options) -> DataIndex:
     work = Work(
         options.source, options.target, form, record, origin=origin, skip_corrupt=options.skip_corrupt
     )
-    records = _all(work, list(_new_shards(options, origin, form)), options.processes, target)
-    return _finish(target, "tar", origin.classes, records, form.channels or 3)
+    shards = list(_new_shards(options, origin, form))
+    if isinstance(origin, ShardsOrigin):
+        pieces = list(scatter.pieces(shards, origin.counts))
+        _tell(f"first pass: {len(pieces)} pieces of the shards at {options.source}")
+        scattered = _all(work, pieces, options.processes, target)
+        shards = list(scatter.shards(scattered, options.seed))
+        work = replace(work, origin=scatter.origin(options.target, origin.index, scattered), decode=False)
+        _tell(f"second pass: {len(shards)} shards")
+    records = _all(work, shards, options.processes, target)
+    if isinstance(origin, ShardsOrigin):
+        sums = Sums()
+        for piece in scattered["train"]:
+            sums.merge(piece.sums)
+        records["train"][0] = replace(records["train"][0], sums=sums)
+    index = _finish(target, "tar", origin.classes, records, form.channels or 3)
+    if isinstance(origin, ShardsOrigin):
+        target.remove([each.key for each in pieces])
+    return index
 
 
 def _origin(options: Options) -> Origin:
@@ -85,7 +109,9 @@ def _origin(options: Options) -> Origin:
     if index is None and shards_of(files_at(options.source).names)[1]:
         index = _described(options, decode=False, target=None)
     if index is None:
-        return open_folder(options.source, options.classes) or open_whole(options.source, options.classes)
+        origin = open_folder(options.source, options.classes) or open_whole(options.source, options.classes)
+        _tell_passed(origin.passed)
+        return origin
     if options.classes:
         raise DataNotFound(
             f"{options.source} holds shards: --classes chooses among folders, idx and CIFAR files"
@@ -104,6 +130,8 @@ def _described(options: Options, *, decode: bool, target: Target | None) -> Data
     shards = shards_without_index(files_at(options.source))
     if not any(shard.split == "train" for shard in shards):
         raise DataNotFound(f"{options.source} has no shards for training: their paths have the word train")
+    read = [*(shard.key for shard in shards), *_CLASS_NAMES, INDEX_NAME]
+    _tell_passed(beside([name for name in files_at(options.source).names if RECORDS not in name], read))
     form = replace(options.form, channels=options.form.channels or 3)
     prefix = f"{RECORDS}/{_digest(options, files_at(options.source).fingerprint())}-" if target else None
     work = Work(
@@ -120,7 +148,11 @@ def _described(options: Options, *, decode: bool, target: Target | None) -> Data
 def _new_shards(options: Options, origin: Origin, form: Form) -> Iterator[NewShard]:
     for split in origin.counts:
         order = origin.order(split, options.seed)
-        sample = origin.read(split, order[:_SAMPLES])
+        some = order[:_SAMPLES]
+        if isinstance(origin, ShardsOrigin):  # Neighbours share a request.
+            spots = np.linspace(0, len(order) - 1, _SPOTS).astype(int)[:, None]
+            some = (spots + np.arange(_SAMPLES // _SPOTS)).ravel() % len(order)
+        sample = origin.read(split, some)
         sizes = [_size(where, example, form) for where, example in sample]
         each = max(
             1, int(options.shard_bytes / (sum(sizes) / len(sizes) + 2048))
@@ -138,7 +170,7 @@ def _size(where: str, example: Example | DataCorrupt, form: Form) -> int:
 
 
 def _all(
-    work: Work, shards: Sequence[NewShard | OldShard], processes: int, target: Target | None
+    work: Work, shards: Sequence[NewShard | OldShard | Scatter], processes: int, target: Target | None
 ) -> dict[str, list[ShardRecord]]:
     """Do all shards but those that an earlier run has finished; return the records of each split, in order."""
     finished = _finished(work, target)
@@ -178,6 +210,7 @@ def _finish(
 ) -> DataIndex:
     index = _index(kind, classes, records, channels)
     target.write(INDEX_NAME, index.to_json())
+    _tell(sentence_of(index))
     target.remove([f"{RECORDS}/{name}" for name in target.read_all(RECORDS)])
     return index
 
@@ -194,6 +227,7 @@ def _index(
             tuple(
                 replace(block, shard=number) for number, record in enumerate(found) for block in record.blocks
             ),
+            _labels(found),
         )
         for split in SPLITS
         if (found := records.get(split))
@@ -208,13 +242,19 @@ def _index(
     )
 
 
+def _labels(records: Sequence[ShardRecord]) -> str | None:
+    """Return the counts of labels of all blocks; None where an earlier release has recorded a shard."""
+    if any(len(record.histograms) != len(record.blocks) for record in records):
+        return None
+    return counts_of([each for record in records for each in record.histograms]).text()
+
+
 def _class_names(uri: str, labels: int) -> tuple[str, ...]:
     """Return the names in a file beside the shards that has one for each label, else numbers."""
     files = files_at(uri)
     for name in _CLASS_NAMES:
         if name in files.names:
-            lines = files.read(name).decode("utf-8", "replace").split("\n")
-            names = tuple(re.sub(r"^\d+:", "", line.strip()) for line in lines if line.strip())
+            names = of_lines(files.read(name))
             if len(names) >= labels:
                 return names
     return tuple(str(label) for label in range(labels))
@@ -222,8 +262,13 @@ def _class_names(uri: str, labels: int) -> tuple[str, ...]:
 
 def _digest(options: Options, source: str) -> str:
     """Identify a run: the records of another set, or of other options, are of no use."""
-    form = f"{options.form} {options.classes} {options.shard_bytes} {options.seed} {options.skip_corrupt}"
+    form = f"{ORDER} {options.form} {options.classes} {options.shard_bytes} {options.seed} {options.skip_corrupt}"
     return hashlib.sha256(f"{options.source} {form} {source}".encode()).hexdigest()[:12]
+
+
+def _tell_passed(passed: PassedOver) -> None:
+    if passed.counts:
+        _tell(passed.sentence())
 
 
 def _tell(sentence: str) -> None:
@@ -271,6 +316,11 @@ def parser() -> argparse.ArgumentParser:
         "--classes", default="", help="names of the classes to take, separated by commas; by default all"
     )
     made.add_argument(
+        "--orient",
+        action="store_true",
+        help="with --size: turn pictures as their EXIF orientation says; without it, a training can do so",
+    )
+    made.add_argument(
         "--skip-corrupt", action="store_true", help="leave out examples that can't be read, and name them"
     )
     return made
@@ -285,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         max(int(given.shard_megabytes * 1e6), 1),
         given.seed,
         max(given.processes, 1),
-        Form(given.size, given.channels),
+        Form(given.size, given.channels, given.orient),
         tuple(name.strip() for name in given.classes.split(",") if name.strip()),
         given.skip_corrupt,
     )

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dtj_trainer.artifacts.ranged_download import ByteCount
+from dtj_trainer.data import spread
 from dtj_trainer.data.block_reader import BlockReader, stretches
 from dtj_trainer.data.blocks_ahead import BlocksAhead
 from dtj_trainer.data.errors import DataCorrupt
 from dtj_trainer.data.formats.images import Form, pixels_of
-from dtj_trainer.data.order import WINDOW
+from dtj_trainer.data.mixing import Mixing, mixing_of
+from dtj_trainer.data.order import RUN, WINDOW
 from dtj_trainer.data.pictures import Pictures
 from dtj_trainer.data.ranged import CONNECTIONS
+from dtj_trainer.data.spread import Stock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,6 +36,8 @@ log = logging.getLogger(__name__)
 MEMORY_BYTES = 256 * 2**20
 """The most bytes of blocks in memory: about two windows of the order, the one that is read and the next one."""
 
+MOST_TIMES = 4
+"""Limit of the memory of a rank that goes on with an epoch of more ranks. Beyond it, blocks are read again."""
 SKIPPED = -1
 
 
@@ -58,13 +63,19 @@ class StoredExamples:
     ) -> None:
         self.blocks = np.fromiter((block.examples for block in split.blocks), np.int64, len(split.blocks))
         self.skipped = ByteCount()
+        self._split = split
         self._ends = np.cumsum(self.blocks)
         self._starts = self._ends - self.blocks
         self._format = format_
         self._form = form
         self._skip = skip_corrupt
         self._reader = BlockReader(ranges, split, cache)
-        self._stretches = stretches(split, window)
+        counts = split.label_counts()
+        self.stock: Stock | None = None
+        if counts and counts.is_sorted():
+            lengths = np.array([block.length for block in split.blocks])
+            self.stock = Stock(counts.commonest(), lengths)
+        self._stretches = stretches(split, window, spread.RUN if self.stock else RUN)
         self._stretch_ends = self._ends[[stretch.stop - 1 for stretch in self._stretches]]
         sizes = [block.length for block in split.blocks]
         self._ahead: BlocksAhead[Sequence[Example | DataCorrupt]] = BlocksAhead(
@@ -98,6 +109,14 @@ class StoredExamples:
     def most_bytes(self) -> int:
         """The most bytes of blocks that were in memory at once."""
         return self._ahead.most_bytes
+
+    def mixing(self, batch: int, ranks: int) -> Mixing | None:
+        """See Examples."""
+        return mixing_of(self._split, batch, ranks)
+
+    def widen(self, times: float) -> None:
+        """Hold so many times the blocks: ranks that have left the job held the others of this epoch."""
+        self._ahead.allow(int(min(times, MOST_TIMES) * MEMORY_BYTES))
 
     def expect(self, ids: Iterator[np.ndarray]) -> None:
         """See Examples."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.backoff import retry_transient
@@ -51,7 +51,7 @@ class StoredSet:
                 self.ranges,
                 self.index.splits[split],
                 FORMATS[self.index.format],
-                Form(form.size, form.channels or len(self.index.mean)),
+                replace(form, channels=form.channels or len(self.index.mean)),
                 cache=self.cache,
                 memory=self.memory,
                 window=self.window,

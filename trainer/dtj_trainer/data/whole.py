@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dtj_trainer.data.class_names import EMNIST, distinct, of_lines
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound
+from dtj_trainer.data.folders import Folders, PassedOver, beside, folders_of, hint
 from dtj_trainer.data.formats import FORMATS
-from dtj_trainer.data.formats.cifar import CIFAR10, CIFAR100, BinaryCifar
+from dtj_trainer.data.formats.cifar import CIFAR10, CIFAR100, BinaryCifar, check_labels
 from dtj_trainer.data.formats.cifar_python import read_examples, read_names
 from dtj_trainer.data.formats.idx import class_names, read_idx
 from dtj_trainer.data.formats.images import Form, Stack, check_memory, pixels_of
-from dtj_trainer.data.layouts import Layout, fixed_files, folder_of, layout_of, shards_of
+from dtj_trainer.data.index import INDEX_NAME
+from dtj_trainer.data.layouts import Layout, fixed_files, layout_of, shards_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,6 +38,7 @@ class Whole:
 
     splits: dict[str, Arrays]
     classes: tuple[str, ...]
+    passed: PassedOver = field(default_factory=PassedOver)
 
 
 def read_whole(files: Files, form: Form, classes: Sequence[str] = ()) -> Whole:
@@ -46,20 +49,29 @@ def read_whole(files: Files, form: Form, classes: Sequence[str] = ()) -> Whole:
     layout = layout_of(files.names)
     if layout:
         whole = _chosen(_read_layout(files, layout), classes)
-    elif folder := folder_of(files.names):
-        return _complete(_read_folder(files, folder, form, classes))
+        passed = beside(files.names, layout.files(files.names) or [])
+    elif (folders := folders_of(files.names)).splits:
+        folders.check(classes)
+        return replace(_complete(_read_folder(files, folders, form, classes)), passed=folders.passed)
     elif any(shards := shards_of(files.names)):
         whole = _chosen(_read_shards(files, *shards, form), classes)
+        read = [name for names in shards[1].values() for name in names]
+        passed = beside(files.names, [*read, LABELS_FILE, INDEX_NAME])
+    elif found := hint(files.names):
+        raise DataNotFound(found)
     else:
         fixed_files(files.names)
-    return _complete(
-        Whole({name: _formed(name, split, form) for name, split in whole.splits.items()}, whole.classes)
-    )
+    formed = {name: _formed(name, split, form) for name, split in whole.splits.items()}
+    return replace(_complete(Whole(formed, whole.classes)), passed=passed)
 
 
 def known(files: Files) -> bool:
-    """Return whether the files are pictures in folders, or shards."""
-    return bool(folder_of(files.names) or shards_of(files.names)[0])
+    """Return whether the files are pictures in folders, or shards. Raises DataNotFound for pictures elsewhere."""
+    if folders_of(files.names).splits or shards_of(files.names)[0]:
+        return True
+    if found := hint(files.names):
+        raise DataNotFound(found)
+    return False
 
 
 def _complete(whole: Whole) -> Whole:
@@ -124,6 +136,10 @@ def _read_layout(files: Files, layout: Layout) -> Whole:
     named = layout.class_names if layout.class_names in files.names else None
     wanted = names[1:] if named else names
     train, test = wanted[: len(layout.train)], wanted[len(layout.train) :]
+    if layout.emnist:
+        splits = {"train": _read_emnist(files, layout.emnist, *train)}
+        splits["test"] = _read_emnist(files, layout.emnist, *test)
+        return Whole(splits, tuple(EMNIST[layout.emnist]))
     if layout.name == "idx":
         splits = {"train": _read_idx(files, *train), "test": _read_idx(files, *test)}
         numbers = _numbers(splits)
@@ -152,7 +168,17 @@ def _read_idx(files: Files, pixels_name: str, labels_name: str) -> Arrays:
     return pixels[:, None], labels.astype("int64")
 
 
+def _read_emnist(files: Files, kind: str, pixels_name: str, labels_name: str) -> Arrays:
+    """Read a split of EMNIST, whose pictures are stored column by column."""
+    pixels, labels = _read_idx(files, pixels_name, labels_name)
+    labels -= kind == "letters"
+    check_labels(labels, len(EMNIST[kind]), where=labels_name)
+    return np.ascontiguousarray(pixels.swapaxes(2, 3)), labels
+
+
 _MAX_IDX_LABEL = 1 << 16
+LABELS_FILE = "labels.txt"
+"""The file beside shards with the names of the classes."""
 
 
 def _read_cifar(content: bytes, cifar: BinaryCifar, python: bool, name: str) -> Arrays:
@@ -173,7 +199,7 @@ def _cifar_names(files: Files, name: str | None, cifar: BinaryCifar, python: boo
         names = tuple(content.decode("utf-8", "replace").split())
     if len(names) != cifar.classes:
         raise DataCorrupt(f"{name} has {len(names)} names, where {cifar.name} has {cifar.classes} classes")
-    return names
+    return distinct(names)
 
 
 def _joined(parts: list[Arrays]) -> Arrays:
@@ -190,9 +216,8 @@ def _threads(files: Files) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _read_folder(
-    files: Files, folder: dict[str, list[tuple[str, str]]], form: Form, wanted: Sequence[str]
-) -> Whole:
+def _read_folder(files: Files, folders: Folders, form: Form, wanted: Sequence[str]) -> Whole:
+    folder = folders.splits
     there = sorted({name for _, name in folder.get("train", [])})
     classes = tuple(there[_place(name, there)] for name in wanted) or tuple(there)
     labels = {name: label for label, name in enumerate(classes)}
@@ -231,9 +256,9 @@ def _read_shards(files: Files, kind: str, shards: dict[str, list[str]], form: Fo
                 raise DataCorrupt(f"the pictures of {split} differ in size: they need an image size")
             splits[split] = _joined(parts)
     numbers = _numbers(splits)
-    named = _label_names(files.read("labels.txt")) if "labels.txt" in files.names else numbers
+    named = of_lines(files.read(LABELS_FILE)) if LABELS_FILE in files.names else numbers
     if len(named) < len(numbers):
-        raise DataCorrupt(f"labels.txt has {len(named)} names, and there is the label {len(numbers) - 1}")
+        raise DataCorrupt(f"{LABELS_FILE} has {len(named)} names, and there is the label {len(numbers) - 1}")
     return Whole(splits, named)
 
 
@@ -255,9 +280,3 @@ def _read_shard(content: bytes, kind: str, name: str, form: Form, pool: ThreadPo
             stack.add(pixels, where=place)
         labels += [example.label for example in examples]
     return stack.pixels, np.array(labels, np.int64)
-
-
-def _label_names(content: bytes) -> tuple[str, ...]:
-    """Return the names in TensorFlow's labels.txt, `0:airplane`, or of a file with one name a line."""
-    lines = content.decode("utf-8", "replace").split("\n")
-    return tuple(re.sub(r"^\d+:", "", line.strip()) for line in lines if line.strip())

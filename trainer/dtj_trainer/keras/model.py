@@ -123,7 +123,7 @@ class KerasSaver(FileSaver):
     _ranks: KerasRanks
 
     def __init__(self, options: Options, data: PictureSet, model: KerasModel, ranks: KerasRanks) -> None:
-        super().__init__(options, data.train.blocks, ranks)
+        super().__init__(options, data.train.blocks, ranks, data.class_names, data.train.stock)
         self._network, self._shape = model.network, model.shape
         self._classes, self._class_names = data.classes, data.class_names
         self._variables = {
@@ -202,6 +202,7 @@ class KerasSaver(FileSaver):
             classes=classes,
             facts=facts,
             class_names=self._class_names,
+            orient=self._options.orient,
         )
 
 

@@ -32,6 +32,7 @@ def write(
     classes: int,
     facts: Mapping[str, object],
     class_names: Sequence[str] = (),
+    orient: bool = False,
 ) -> None:
     """Write the model, its description and the manifest into `folder`, each file atomically.
 
@@ -58,7 +59,7 @@ def write(
         "output": {"shape": ["batch", classes], "meaning": "logits"},
         "classes": classes,
         "parameters": model.count_params(),
-        **model_files.picture_facts((channels, height, width), "NHWC", class_names),
+        **model_files.picture_facts((channels, height, width), "NHWC", class_names, orient),
         **facts,
         "files": files,
         **failure,

@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
     if cluster.task.type == "worker":
         with exit_on_data_error():
             data = options.load()
-        worker_pictures.offer(data, cluster.task.index)
+        worker_pictures.offer(data, cluster.task.index, worker_pictures.augmentation(options))
     server.serve(cluster)
 
 

@@ -94,15 +94,17 @@ def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -
     facts = worker_pictures.facts(coordinator)
     network = models.build(options.model, facts.shape, facts.classes, options.seed)
     shards = cluster.workers if options.updates == "Synchronous" else 1
-    sharding = Sharding(facts.blocks, options.batch_size * shards, rank=0, ranks=1, seed=options.seed)
+    size, stock = options.batch_size * shards, facts.stock
+    sharding = Sharding(facts.blocks, size, rank=0, ranks=1, seed=options.seed, stock=stock)
     here = State(
         options.model, facts.shape, facts.classes, options.optimizer, facts.examples, order=sharding.name
     )
+    here.class_names = facts.class_names
     parameters = Parameters(network, options, cluster.ps)
     saver = ChiefSaver(options, here, network, parameters, pulse, facts.class_names)
     at, ramp = saver.resume()
     report = Report(options, cluster, saver.state)
-    step = WorkerStep(network, parameters, facts.shape)
+    step = WorkerStep(network, parameters, facts.shape, options.label_smoothing)
     kind = Synchronous if options.updates == "Synchronous" else Asynchronous
     updates: Updates = kind(coordinator, step, parameters, workers=cluster.workers)
     batches = Batches(sharding, _dealer(sharding))
@@ -120,7 +122,7 @@ def _dealer(sharding: Sharding) -> Callable[[int, Share], Batch[Dealt]]:
 
     def deal(epoch: int, share: Share) -> Batch[Dealt]:
         begin = share.position - share.total
-        return Batch(Dealt(share.indices, order_of(epoch).blocks_ahead(begin)), share)
+        return Batch(Dealt(share.indices, order_of(epoch).blocks_ahead(begin), epoch), share)
 
     return deal
 
@@ -138,8 +140,8 @@ class ChiefModel(Model[Dealt]):
 
     def train(self, data: Dealt, share: Share, rate: float, step: int) -> None:
         """See Model."""
-        del rate, step  # The optimizer on the servers knows both.
-        self._take(self._updates.submit(data))
+        del step  # The servers count.
+        self._take(self._updates.submit(data._replace(rate=rate)))
         self._state.trained += share.count
 
     def settle(self) -> int:
@@ -205,7 +207,9 @@ class ChiefSaver(Saver):
         state.check(saved, self.state, newest.path)
         self._parameters.restore(vectors)
         here = self.state
-        self.state = replace(saved, training_examples=here.training_examples, order=here.order)
+        self.state = replace(
+            saved, training_examples=here.training_examples, order=here.order, class_names=here.class_names
+        )
         log.info("resuming from the checkpoint of step %d, epoch %d", saved.step, saved.epoch + 1)
         return Position(saved.step, saved.epoch, saved.examples), None
 
@@ -213,7 +217,7 @@ class ChiefSaver(Saver):
         """See Saver. Raises LossNotFinite, because the loss of a step does not show the update of the variables after
         it.
         """
-        del ramp, accuracy  # The learning rate is constant, and the evaluator tests each checkpoint.
+        del ramp, accuracy  # The rate has no ramp, and the evaluator tests each checkpoint.
         self._pulse.beat()
         self._background.wait()
         copy = self._staged.copy(self._parameters.described())
@@ -262,6 +266,7 @@ class ChiefSaver(Saver):
             classes=here.classes,
             facts=facts,
             class_names=self._class_names,
+            orient=self._options.orient,
         )
         log.info("%d steps are done; the model is in %s", at.step, folder)
         return facts

@@ -6,7 +6,7 @@ separate steps, and they transfer their slots to the worker and back.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -23,31 +23,55 @@ class Optimizer(Protocol):
     name: str
     slots: dict[str, ShardedVector]
 
-    def apply(self, gradient: tf.Tensor, step: tf.Tensor) -> list[tf.Operation]:
-        """Update the variables by the gradient (a vector) of the global step `step`, from 0; return the
-        operations.
+    def apply(self, gradient: tf.Tensor, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Operation]:
+        """Update the variables by the gradient (a vector) of the global step `step`, from 0, at this learning rate;
+        return the operations.
         """
 
 
+class Penalty(NamedTuple):
+    """What is done to a gradient before the update, as in the other programs: it is clipped, then decay is added.
+
+    `clip_norm`: the largest norm of the gradient; None for any. `decay`: of an L2 penalty on the variables as they
+    are on their server.
+    """
+
+    clip_norm: float | None
+    decay: float
+
+    def parts(self, variables: ShardedVector, gradient: tf.Tensor) -> list[tf.Tensor]:
+        """Return the gradient of each piece of the variables."""
+        if self.clip_norm is not None:
+            gradient = tf.clip_by_norm(gradient, self.clip_norm)
+        parts = variables.split(gradient)
+        if not self.decay:
+            return parts
+        decayed = []
+        for piece, part in zip(variables.pieces, parts, strict=True):
+            with tf.device(piece.device):  # The variables stay on their server.
+                decayed.append(part + self.decay * piece.read_value())
+        return decayed
+
+
 class Momentum:
-    """Gradient descent with momentum, as in Keras: velocity = momentum * velocity - rate * gradient."""
+    """Gradient descent with momentum, as in PyTorch: velocity = momentum * velocity + gradient."""
 
     name = "sgd"
 
-    def __init__(self, variables: ShardedVector, *, rate: float, momentum: float) -> None:
-        self._variables = variables
-        self._rate = rate
+    def __init__(self, variables: ShardedVector, penalty: Penalty, *, momentum: float) -> None:
+        self._variables, self._penalty = variables, penalty
         self._momentum = momentum
         zeros = np.zeros(sum(variables.sizes), np.float32)
         self.slots = {"momentum": ShardedVector(zeros, len(variables.sizes), "momentum")}
 
-    def apply(self, gradient: tf.Tensor, step: tf.Tensor) -> list[tf.Operation]:  # noqa: ARG002
+    def apply(self, gradient: tf.Tensor, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Operation]:
         """See Optimizer."""
+        del step
         return [
             tf.raw_ops.ResourceApplyMomentum(
                 var=variable.handle,
                 accum=slot.handle,
-                lr=self._rate,
+                lr=rate,
                 grad=part,
                 momentum=self._momentum,
                 use_locking=True,
@@ -55,7 +79,7 @@ class Momentum:
             for variable, slot, part in zip(
                 self._variables.pieces,
                 self.slots["momentum"].pieces,
-                self._variables.split(gradient),
+                self._penalty.parts(self._variables, gradient),
                 strict=True,
             )
         ]
@@ -67,13 +91,12 @@ class Adam:
     name = "adam"
     _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-7
 
-    def __init__(self, variables: ShardedVector, *, rate: float) -> None:
-        self._variables = variables
-        self._rate = rate
+    def __init__(self, variables: ShardedVector, penalty: Penalty) -> None:
+        self._variables, self._penalty = variables, penalty
         zeros = np.zeros(sum(variables.sizes), np.float32)
         self.slots = {name: ShardedVector(zeros, len(variables.sizes), name) for name in ("mean", "square")}
 
-    def apply(self, gradient: tf.Tensor, step: tf.Tensor) -> list[tf.Operation]:
+    def apply(self, gradient: tf.Tensor, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Operation]:
         """See Optimizer."""
         # Derive the powers from the global step. Variables of their own would not be updated together with it.
         done = tf.cast(step + 1, tf.float32)
@@ -84,7 +107,7 @@ class Adam:
                 v=square.handle,
                 beta1_power=tf.pow(self._BETA1, done),
                 beta2_power=tf.pow(self._BETA2, done),
-                lr=self._rate,
+                lr=rate,
                 beta1=self._BETA1,
                 beta2=self._BETA2,
                 epsilon=self._EPSILON,
@@ -95,7 +118,7 @@ class Adam:
                 self._variables.pieces,
                 self.slots["mean"].pieces,
                 self.slots["square"].pieces,
-                self._variables.split(gradient),
+                self._penalty.parts(self._variables, gradient),
                 strict=True,
             )
         ]
@@ -103,6 +126,7 @@ class Adam:
 
 def make(options: Options, variables: ShardedVector) -> Optimizer:
     """Make the optimizer that the user chose."""
+    penalty = Penalty(options.clip_norm, options.weight_decay)
     if options.optimizer == "adam":
-        return Adam(variables, rate=options.lr)
-    return Momentum(variables, rate=options.lr, momentum=options.momentum)
+        return Adam(variables, penalty)
+    return Momentum(variables, penalty, momentum=options.momentum)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +11,14 @@ from dtj_trainer import contract
 from dtj_trainer.keras.models import MODELS
 from dtj_trainer.train import options
 from dtj_trainer.train.argument_types import not_negative, positive
-from dtj_trainer.train.options import add_what_is_kept, add_what_is_trained, given, new_parser
+from dtj_trainer.train.options import (
+    add_penalties,
+    add_schedule,
+    add_what_is_kept,
+    add_what_is_trained,
+    given,
+    new_parser,
+)
 
 Updates = Literal["Asynchronous", "Synchronous"]
 UPDATES: tuple[Updates, ...] = ("Asynchronous", "Synchronous")
@@ -18,7 +26,7 @@ UPDATES: tuple[Updates, ...] = ("Asynchronous", "Synchronous")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(options.Options):
-    """The user's choices; see `parse`. The learning rate is constant, and workers read the data."""
+    """The user's choices; see `parse`. Workers read the data."""
 
     updates: Updates
 
@@ -26,7 +34,10 @@ class Options(options.Options):
 def parse(arguments: list[str] | None, program: str, description: str) -> Options:
     """Read the command line; a usage message ends the process if it is wrong."""
     parser = new_parser(program, description)
-    add_what_is_trained(parser, MODELS)
+    what = add_what_is_trained(parser, MODELS)
+    what.add_argument(
+        "--augment", action=argparse.BooleanOptionalAction, default=False, help="shift and mirror pictures"
+    )
 
     how = parser.add_argument_group("how")
     updates = os.environ.get(contract.ENV_UPDATES)
@@ -41,9 +52,12 @@ def parse(arguments: list[str] | None, program: str, description: str) -> Option
     how.add_argument("--lr", type=positive(float), default=0.02, help="learning rate")
     how.add_argument("--momentum", type=not_negative(float), default=0.9, help="for sgd")
 
-    parser.set_defaults(scale_lr=False, warmup_epochs=0.0, schedule="constant", weight_decay=0.0)
+    add_schedule(how, default="constant")
+    add_penalties(how, weight_decay=0.0)
+
+    parser.set_defaults(scale_lr=False, warmup_epochs=0.0)
     parser.set_defaults(global_batch_size=None, log_steps=None, async_save=True)
-    parser.set_defaults(augment=False, amp=False, data_workers=0, grad_accumulation=1, sync_batchnorm=False)
+    parser.set_defaults(amp=False, data_workers=0, grad_accumulation=1, sync_batchnorm=False)
     add_what_is_kept(parser, checkpoint_seconds=60.0, log_seconds=5.0)
     parsed = parser.parse_args(arguments)
     return Options(**given(parsed, Options))

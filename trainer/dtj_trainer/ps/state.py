@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.train.file_saver import other_classes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +48,7 @@ class State:
     seconds: float = 0.0
     applied_twice: int = 0
     order: str = ""
+    class_names: tuple[str, ...] = ()
     final: bool = False
 
 
@@ -68,7 +70,8 @@ def load(folder: Path) -> tuple[State, dict[str, np.ndarray]]:
         )
     try:
         content = json.loads((folder / TRAINING).read_bytes())
-        state = State(**content | {"shape": tuple(content["shape"])})
+        tuples = {"shape": tuple(content["shape"]), "class_names": tuple(content.get("class_names", ()))}
+        state = State(**content | tuples)
         with np.load(folder / VARIABLES) as held:
             return state, dict(held)
     except (ValueError, TypeError, KeyError) as error:
@@ -86,6 +89,8 @@ def check(saved: State, present: State, folder: Path) -> None:
             f"is for pictures of {saved.shape} in {saved.classes} classes, but the data has {present.shape} in "
             f"{present.classes}: give the same data"
         )
+    elif differing := other_classes(saved.class_names, present.class_names):
+        why = differing
     elif saved.examples and saved.training_examples != present.training_examples:
         why = (
             f"is from the middle of an epoch of {saved.training_examples} training examples, but the data has "

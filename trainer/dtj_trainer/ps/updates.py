@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
+from dtj_trainer.keras.losses import cross_entropies
 from dtj_trainer.ps.bottleneck import StepTimes
-from dtj_trainer.ps.worker_pictures import Dealt, read_here
+from dtj_trainer.ps.worker_pictures import Dealt, rate_of, read_here
 
 if TYPE_CHECKING:
     import keras
@@ -78,8 +79,14 @@ class Computed(NamedTuple):
 class WorkerStep:
     """A worker's computation, as parts of a function that runs on the worker. Times are by the worker's clock."""
 
-    def __init__(self, model: keras.Model, parameters: Parameters, shape: tuple[int, int, int]) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: keras.Model,
+        parameters: Parameters,
+        shape: tuple[int, int, int],
+        smoothing: float = 0.0,
+    ) -> None:
+        self._model, self._smoothing = model, smoothing
         self._parameters = parameters
         self._shape = shape
 
@@ -101,7 +108,7 @@ class WorkerStep:
             logits, statistics, own = self._model.stateless_call(
                 weights, self._parameters.other_layout.split(other), pixels, training=True, return_losses=True
             )
-            loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+            loss = tf.reduce_sum(cross_entropies(labels, logits, self._smoothing))
             # The network's own losses are means over the examples, or of weights alone; not a part of what is told.
             wanted = loss + tf.add_n(own) * tf.cast(tf.shape(labels)[0], tf.float32) if own else loss
         gradient = self._parameters.trainable_layout.join(tape.gradient(wanted, weights))
@@ -224,7 +231,7 @@ def _asynchronous_function(step: WorkerStep, parameters: Parameters) -> Any:
         gradient = done.gradient / tf.cast(examples, tf.float32)
         computed = _now_after(gradient, done.other, done.loss, done.right)
         with tf.control_dependencies([computed]):
-            applied = parameters.optimizer.apply(tf.identity(gradient), number)
+            applied = parameters.optimizer.apply(tf.identity(gradient), number, rate_of(packed))
             applied += parameters.assign_other(tf.identity(done.other))
         with tf.control_dependencies(applied):
             counted = _count(parameters)
@@ -279,7 +286,8 @@ class Synchronous:
             indices
         )
         began = time.monotonic()
-        self._apply(tf.constant(gradient, tf.float32), tf.constant(other, tf.float32))
+        rate = tf.constant(dealt.rate, tf.float32)
+        self._apply(tf.constant(gradient, tf.float32), tf.constant(other, tf.float32), rate)
         applied = time.monotonic() - began
         numbers = [numbers.tolist() for numbers, _, _ in found]
         examples = int(sum(examples for _, _, _, examples, *_ in numbers))
@@ -316,8 +324,8 @@ def _gradient_function(step: WorkerStep) -> Any:
 
 
 def _apply_function(parameters: Parameters) -> Any:
-    def run(gradient: tf.Tensor, other: tf.Tensor) -> None:
-        applied = parameters.optimizer.apply(gradient, parameters.step.read_value())
+    def run(gradient: tf.Tensor, other: tf.Tensor, rate: tf.Tensor) -> None:
+        applied = parameters.optimizer.apply(gradient, parameters.step.read_value(), rate)
         applied += parameters.assign_other(other)
         with tf.control_dependencies(applied):
             _count(parameters)

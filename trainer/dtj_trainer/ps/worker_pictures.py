@@ -17,12 +17,18 @@ import numpy as np
 import tensorflow as tf
 
 from dtj_trainer.data.errors import DataCorrupt, DataError
+from dtj_trainer.data.spread import Stock
+from dtj_trainer.train.augment import shift_and_flip
+from dtj_trainer.train.chance import chances_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtj_trainer.data.examples import Examples
     from dtj_trainer.data.pictures import PictureSet
+    from dtj_trainer.ps.options import Options
+
+    Augment = Callable[[np.ndarray, int, np.ndarray], np.ndarray]
 
 _FACTS, _READ = "pyfunc_0", "pyfunc_1"
 _registered = tf.Graph()
@@ -32,31 +38,38 @@ _registered = tf.Graph()
 class Dealt(NamedTuple):
     """What the chief gives out for a step or a part of it.
 
-    ids: the examples to train on. blocks: the blocks that coming steps need, the earliest first.
+    ids: the examples to train on. blocks: the blocks that coming steps need, the earliest first. epoch: the epoch of
+    the step, from which augmentation follows. rate: the learning rate of the step.
     """
 
     ids: np.ndarray
     blocks: np.ndarray
+    epoch: int = 0
+    rate: float = 0.0
 
     def packed(self) -> bytes:
-        """Return all numbers as int64 in little-endian order, with the number of blocks in front."""
-        return np.concatenate(([len(self.blocks)], self.blocks, self.ids)).astype("<i8").tobytes()
+        """Return all as int64 in little-endian order: the bits of the rate, the epoch, the number of blocks, ..."""
+        rate = np.float64(self.rate).view(np.int64)
+        head = np.array([rate, self.epoch, len(self.blocks)], np.int64)
+        return np.concatenate((head, self.blocks, self.ids)).astype("<i8").tobytes()
 
     @classmethod
     def unpacked(cls, numbers: np.ndarray) -> Dealt:
         """Return what was packed to these int64."""
-        blocks, ids = np.split(numbers[1:], [int(numbers[0])])
-        return cls(ids, blocks)
+        rate, epoch, count = numbers[:3]
+        blocks, ids = np.split(numbers[3:], [int(count)])
+        return cls(ids, blocks, int(epoch), float(rate.view(np.float64)))
 
 
 class Facts(NamedTuple):
-    """The form of the pictures, the names of the classes, and the training examples in each block; see Examples."""
+    """The form of the pictures, the names of the classes, and blocks and stock of the training set; see Examples."""
 
     height: int
     width: int
     channels: int
     class_names: tuple[str, ...]
     blocks: np.ndarray
+    stock: Stock | None
 
     @property
     def classes(self) -> int:
@@ -79,21 +92,23 @@ def channels_last(pixels: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
 
 
-def offer(data: PictureSet, worker: int) -> None:
+def offer(data: PictureSet, worker: int, augment: Augment | None = None) -> None:
     """Let functions that run in this process, worker number `worker`, read the training set.
 
-    Such a function ends the process when the data can't be read.
+    `augment`: see `read_batch`. Such a function ends the process when the data can't be read.
     """
     channels, height, width = data.shape
     names = json.dumps([*data.class_names] or [*map(str, range(data.classes))]).encode()
-    facts = np.array([height, width, channels, len(names), *names, *data.train.blocks], np.int64)
+    blocks, stock = data.train.blocks, data.train.stock or ()
+    numbers = [height, width, channels, len(names), *names, len(blocks)]
+    facts = np.concatenate([numbers, blocks, *stock]).astype(np.int64)
     ahead = _Ahead(data.train)
 
     def read(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.int32]:
         dealt = Dealt.unpacked(numbers)
         ahead.expect(dealt.blocks)
         try:
-            return (*read_batch(data.train, dealt.ids), np.int32(worker))
+            return (*read_batch(data.train, dealt.ids, dealt.epoch, augment), np.int32(worker))
         except DataError as error:  # The chief would see an error of TensorFlow without its kind.
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(error.exit_code)
@@ -120,12 +135,29 @@ class _Ahead:
                 self._examples.expect(iter(self._first_ids[some].reshape(-1, 1)))
 
 
-def read_batch(examples: Examples, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def augmentation(options: Options) -> Augment | None:
+    """Return what changes pixels in an epoch, by the numbers of the examples: the same as in the other programs."""
+    if not options.augment:
+        return None
+
+    def changed(pixels: np.ndarray, epoch: int, ids: np.ndarray) -> np.ndarray:
+        return shift_and_flip(pixels, chances_of(options.seed, epoch, ids))
+
+    return changed
+
+
+def read_batch(
+    examples: Examples, ids: np.ndarray, epoch: int = 0, augment: Augment | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Return pixels, channels last, and labels (int32). Raises DataCorrupt if no example can be read."""
-    pictures = examples.read(ids).readable()
+    pictures, asked = examples.read(ids), len(ids)
+    kept = np.flatnonzero(pictures.labels >= 0)
+    if len(kept) < len(ids):
+        pictures, ids = pictures.read(kept), ids[kept]
     if not len(pictures):
-        raise DataCorrupt(f"none of {len(ids)} examples of a batch can be read")
-    return channels_last(pictures.pixels), pictures.labels.astype(np.int32)
+        raise DataCorrupt(f"none of {asked} examples of a batch can be read")
+    pixels = augment(pictures.pixels, epoch, ids) if augment else pictures.pixels
+    return channels_last(pixels), pictures.labels.astype(np.int32)
 
 
 def facts(coordinator: Any) -> Facts:
@@ -137,7 +169,15 @@ def facts(coordinator: Any) -> Facts:
     scheduled = coordinator.schedule(tf.function(ask, autograph=False).get_concrete_function())
     coordinator.join()  # Returns when the result has arrived: see wait_until_arrived.
     height, width, channels, size, *rest = scheduled.fetch().tolist()
-    return Facts(height, width, channels, tuple(json.loads(bytes(rest[:size]))), np.array(rest[size:]))
+    names, count = tuple(json.loads(bytes(rest[:size]))), rest[size]
+    columns = np.array(rest[size + 1 :], np.int64).reshape(-1, count)
+    stock = Stock(*columns[1:]) if len(columns) > 1 else None
+    return Facts(height, width, channels, names, columns[0], stock)
+
+
+def rate_of(packed: tf.Tensor) -> tf.Tensor:
+    """Return the rate of `Dealt.packed`, float32, in a function of TensorFlow."""
+    return tf.cast(tf.bitcast(tf.io.decode_raw(packed, tf.int64)[0], tf.float64), tf.float32)
 
 
 def read_here(packed: tf.Tensor, shape: tuple[int, int, int]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from dtj_trainer.serving.encodings import STEP_BYTES, Unpacker, unpacker_of
 from dtj_trainer.serving.refusal import Refused, bad
 
 if TYPE_CHECKING:
@@ -25,7 +26,11 @@ _MAX_HEADERS_BYTES = 4096
 
 
 async def read_body(request: Request, held: Held, most: int, seconds: float) -> bytes:
-    """Read a body of at most `most` bytes within `seconds`, and count it in `held`. Raises Refused."""
+    """Read a body of at most `most` bytes within `seconds`, and count it in `held`. Raises Refused.
+
+    A compressed body is unpacked as it arrives: the limits are those of what is unpacked.
+    """
+    unpacker = unpacker_of(request.headers.get("content-encoding", ""))
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 15 or int(declared) > most):
         raise _too_large(most)
@@ -37,6 +42,12 @@ async def read_body(request: Request, held: Held, most: int, seconds: float) -> 
                 if message["type"] == "http.disconnect":
                     raise Refused(HTTPStatus.BAD_REQUEST, "cut", "the body was cut off")
                 chunk: bytes = message.get("body", b"")
+                if unpacker is not None:
+                    await _unpack(unpacker, chunk, body, held, most)
+                    if not message.get("more_body", False):
+                        unpacker.end()
+                        return bytes(body)
+                    continue
                 if len(body) + len(chunk) > most:
                     raise _too_large(most)
                 held.add(len(chunk))
@@ -46,6 +57,19 @@ async def read_body(request: Request, held: Held, most: int, seconds: float) -> 
     except TimeoutError as error:
         why = f"the body did not arrive within {seconds:g} seconds"
         raise Refused(HTTPStatus.REQUEST_TIMEOUT, "slow", why, {"Connection": "close"}) from error
+
+
+async def _unpack(unpacker: Unpacker, packed: bytes, body: bytearray, held: Held, most: int) -> None:
+    """Add what is unpacked to the body. Other requests go on between two steps."""
+    while True:
+        content, packed = unpacker.next(packed)
+        if len(body) + len(content) > most:
+            raise _too_large(most)
+        held.add(len(content))
+        body += content
+        if not packed and len(content) < STEP_BYTES:
+            return
+        await asyncio.sleep(0)
 
 
 def _too_large(most: int) -> Refused:

@@ -22,8 +22,9 @@ class Preprocessing:
     """How a decoded picture becomes the model's input.
 
     The shorter side is resized to `size` pixels and the centre is cut out, in `channels` channels (1 for grey, 3 for
-    RGB). Values 0 to 255 are inverted if `invert`, and mapped to `range`. Then the mean of each channel is subtracted
-    and the rest divided by its deviation; both are on the scale of `range`, and empty for none.
+    RGB). With `orient`, the picture is turned before as its EXIF orientation says. Values 0 to 255 are inverted if
+    `invert`, and mapped to `range`. Then the mean of each channel is subtracted and the rest divided by its
+    deviation; both are on the scale of `range`, and empty for none.
     """
 
     size: int
@@ -33,6 +34,7 @@ class Preprocessing:
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
     invert: bool = False
+    orient: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of model.json."""
@@ -44,6 +46,7 @@ class Preprocessing:
             "mean": list(self.mean) or None,
             "deviation": list(self.deviation) or None,
             "invert": self.invert,
+            "orient": self.orient,
         }
 
     @staticmethod
@@ -61,6 +64,7 @@ class Preprocessing:
             _numbers(read.get("mean") or ()),
             _numbers(read.get("deviation") or ()),
             bool(read.get("invert", False)),
+            bool(read.get("orient", False)),
         )
         made.check()
         return made

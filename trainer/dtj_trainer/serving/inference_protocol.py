@@ -17,9 +17,8 @@ from dtj_trainer.serving.service import input_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dtj_trainer.serving.loaded_model import LoadedModel, Tensor
+    from dtj_trainer.serving.loaded_model import Tensor
     from dtj_trainer.serving.service import Service
-    from dtj_trainer.serving.shelf import Slot
 
 PREFIX = "/v2"
 LENGTH = "Inference-Header-Content-Length"
@@ -57,7 +56,7 @@ def router(service: Service, server_version: str) -> APIRouter:
     @routes.get("/models/{name}/versions/{version}")
     async def metadata(name: str, version: str | None = None) -> dict[str, Any]:
         """Describe a model's inputs and outputs."""
-        model = _model(service.slot(name), version)
+        model = service.model(service.slot(name), version)
         return {
             "name": name,
             "versions": [model.version],
@@ -70,7 +69,7 @@ def router(service: Service, server_version: str) -> APIRouter:
     @routes.get("/models/{name}/versions/{version}/ready")
     async def model_ready(name: str, version: str | None = None) -> dict[str, Any]:
         """Say that a model is loaded."""
-        _model(service.slot(name), version)
+        service.model(service.slot(name), version)
         return {"name": name, "ready": True}
 
     @routes.post("/models/{name}/infer", openapi_extra=_BODY)
@@ -85,7 +84,7 @@ def router(service: Service, server_version: str) -> APIRouter:
 async def inference(service: Service, name: str, request: Request, version: str | None = None) -> Response:
     """Compute a model's outputs for a batch. Raises Refused."""
     slot = service.slot(name)
-    model = _model(slot, version)
+    model = service.model(slot, version)
     with service.room.enter() as held:
         body = await service.body(request, held)
         asked = await service.decoded(
@@ -109,14 +108,6 @@ async def inference(service: Service, name: str, request: Request, version: str 
     if length is None:
         return Response(content, media_type="application/json")
     return Response(content, media_type="application/octet-stream", headers={LENGTH: str(length)})
-
-
-def _model(slot: Slot, version: str | None) -> LoadedModel:
-    model = slot.model
-    if version not in (None, model.version):
-        message = f"the model {slot.name} has no version {str(version)[:200]!r}, only {model.version}"
-        raise Refused(HTTPStatus.NOT_FOUND, "name", message)
-    return model
 
 
 def _listed(found: Sequence[Tensor]) -> list[dict[str, Any]]:

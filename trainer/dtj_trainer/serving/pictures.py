@@ -46,7 +46,7 @@ def example_of(
         raise bad(f"the JPEG file has more than {_MAX_SCANS} scans")
     with _one_large if _count(content, max_pixels) > _LARGE_PIXELS else nullcontext():
         try:
-            pixels = pixels_of(content, Form(form.size, form.channels), where="the body")
+            pixels = pixels_of(content, Form(form.size, form.channels, form.orient), where="the body")
         except DataError as error:
             raise bad(str(error)) from error
     return prepared(pixels, form, dtype)[None]

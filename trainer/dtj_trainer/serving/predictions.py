@@ -61,27 +61,38 @@ def router(service: Service) -> APIRouter:
         return {"models": [{"modelName": name, "modelUrl": slot.uri} for name, slot in service.slots.items()]}
 
     @routes.get("/models/{name}")
-    async def model(name: str) -> list[dict[str, Any]]:
-        """Describe a model."""
-        return [_described(service.slot(name), service)]
+    @routes.get("/models/{name}/{version}")
+    async def model(name: str, version: str | None = None) -> list[dict[str, Any]]:
+        """Describe a model. The version `all` is that of the server's one."""
+        slot = service.slot(name)
+        service.model(slot, None if version == "all" else version)
+        return [_described(slot, service)]
+
+    versioned = "/predictions/{name}/{version}"
 
     @routes.put("/predictions/{name}", openapi_extra=BODY, operation_id="predict_by_put", **answer)
     @routes.post("/predictions/{name}", openapi_extra=BODY, operation_id="predict_by_post", **answer)
-    async def predict(name: str, request: Request, labels: bool = False) -> Response:
+    @routes.put(versioned, openapi_extra=BODY, operation_id="predict_by_put_of_version", **answer)
+    @routes.post(versioned, openapi_extra=BODY, operation_id="predict_by_post_of_version", **answer)
+    async def predict(
+        name: str, request: Request, labels: bool = False, version: str | None = None
+    ) -> Response:
         """Classify a picture: the five likeliest classes with their probabilities, the likeliest first.
 
         The body is a PNG or JPEG file of any size, or a form with such a file in the field `data`. Classes are
         numbers; with `labels=true` names, if the model has them.
         """
-        return await prediction(service, name, request, labels=labels)
+        return await prediction(service, name, request, version, labels=labels)
 
     return routes
 
 
-async def prediction(service: Service, name: str, request: Request, *, labels: bool = False) -> Response:
+async def prediction(
+    service: Service, name: str, request: Request, version: str | None = None, *, labels: bool = False
+) -> Response:
     """Classify a picture. Raises Refused."""
     with service.room.enter() as held:
-        found = await classified(service, name, request, held)
+        found = await classified(service, name, request, held, version)
     return JSONResponse(likeliest(found.output, found.model, labels=labels))
 
 
@@ -91,10 +102,12 @@ def _example(
     return example_of(picture_in(body, content_type), form, max_pixels, dtype)
 
 
-async def classified(service: Service, name: str, request: Request, held: Held) -> Classified:
+async def classified(
+    service: Service, name: str, request: Request, held: Held, version: str | None = None
+) -> Classified:
     """Give the picture in a request's body to a model, and count its bytes in `held`. Raises Refused."""
     slot = service.slot(name)
-    model = slot.model
+    model = service.model(slot, version)
     form = model.description.preprocessing
     if form is None or model.classes is None:
         raise bad(_no_pictures(name, model))

@@ -71,6 +71,14 @@ class Service:
             HTTPStatus.NOT_FOUND, "name", f"there is no model {name[:200]!r}, only: {', '.join(self.slots)}"
         )
 
+    def model(self, slot: Slot, version: str | None) -> LoadedModel:
+        """Return the model of a version, or the present one. Raises Refused (404)."""
+        model = slot.model
+        if version not in (None, model.version):
+            message = f"the model {slot.name} has no version {str(version)[:200]!r}, only {model.version}"
+            raise Refused(HTTPStatus.NOT_FOUND, "name", message)
+        return model
+
     async def body(self, request: Request, held: Held) -> bytes:
         """Read the body of a request. Raises Refused."""
         return await read_body(request, held, self.limits.body, self.limits.body_seconds)

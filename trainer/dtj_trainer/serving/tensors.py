@@ -221,7 +221,7 @@ def _in_range(values: np.ndarray, dtype: np.dtype[np.generic]) -> bool:
 
 
 def _outputs(read: dict[str, Any], outputs: Sequence[Tensor], *, binary: bool) -> tuple[Wanted, ...]:
-    if read.get("outputs") is None:
+    if read.get("outputs") in (None, []):
         return tuple(Wanted(place, binary) for place in range(len(outputs)))
     names = [each.name for each in outputs]
     found = []

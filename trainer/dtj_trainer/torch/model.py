@@ -219,7 +219,7 @@ class TorchSaver(FileSaver):
     _ranks: TensorRanks
 
     def __init__(self, options: Options, data: PictureSet, model: TorchModel, ranks: TensorRanks) -> None:
-        super().__init__(options, data.train.blocks, ranks)
+        super().__init__(options, data.train.blocks, ranks, data.class_names, data.train.stock)
         self._shape, self._classes, self._class_names = data.shape, data.classes, data.class_names
         self._network, self._optimizer, self._precision = model.network, model.optimizer, model.precision
         self._staged = StagedState()
@@ -296,7 +296,14 @@ class TorchSaver(FileSaver):
         name, shape, classes = self._options.model, self._shape, self._classes
         state, names = self._network.state_dict(), self._class_names
         saved_model.write(
-            folder, state, name=name, shape=shape, classes=classes, facts=facts, class_names=names
+            folder,
+            state,
+            name=name,
+            shape=shape,
+            classes=classes,
+            facts=facts,
+            class_names=names,
+            orient=self._options.orient,
         )
 
 

@@ -34,6 +34,7 @@ def write(
     classes: int,
     facts: Mapping[str, object],
     class_names: Sequence[str] = (),
+    orient: bool = False,
 ) -> None:
     """Write weights, description, the exported program and the manifest into `folder`, each file atomically.
 
@@ -49,7 +50,7 @@ def write(
         "input": {"dtype": "uint8", "shape": ["batch", *shape], "range": [0, 255]},
         "output": {"shape": ["batch", classes], "meaning": "logits"},
         "classes": classes,
-        **model_files.picture_facts(shape, "NCHW", class_names),
+        **model_files.picture_facts(shape, "NCHW", class_names, orient),
         **facts,
         "files": {
             WEIGHTS: "torch.load(file, weights_only=True): the network's state_dict, whose names follow `network.`, "

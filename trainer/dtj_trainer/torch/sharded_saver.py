@@ -29,7 +29,7 @@ from dtj_trainer.torch import saved_model, sharded_files
 from dtj_trainer.torch.model import digest_of
 from dtj_trainer.torch.staging import Stager
 from dtj_trainer.train.background_save import BackgroundSave
-from dtj_trainer.train.file_saver import model_facts, run_at, why_not
+from dtj_trainer.train.file_saver import model_facts, position_of, run_at, why_not
 from dtj_trainer.train.protocols import Position, RanksDiverged, Saver
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ShardedSaver(Saver):
 
     def __init__(self, options: Options, data: PictureSet, model: DividedModel, ranks: MeshRanks) -> None:
         self._options, self._ranks, self._data = options, ranks, data
-        sharding = Sharding(data.train.blocks, 1, rank=0, ranks=1, seed=options.seed)
+        sharding = Sharding(data.train.blocks, 1, rank=0, ranks=1, seed=options.seed, stock=data.train.stock)
         self._training_examples, self._order = sharding.examples, sharding.name
         self._network, self._optimizer = model.network, model.optimizer
         self._weights = dict(model.network.named_parameters())
@@ -90,7 +90,8 @@ class ShardedSaver(Saver):
     def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool, wait: bool) -> None:
         """See Saver."""
         del final
-        run = run_at(at, ramp, self._options, self._training_examples, self._order)
+        examples, order = self._training_examples, self._order
+        run = run_at(at, ramp, self._options, examples, order, self._data.class_names)
         group = self._optimizer.param_groups[0]
         run["optimizerOptions"] = {name: value for name, value in group.items() if name in _NEEDED}
         self._background.wait()
@@ -148,7 +149,8 @@ class ShardedSaver(Saver):
             return Position(), None  # The first weights are rank 0's already.
         folder = checkpoints.folder() / str(step)
         run = sharded_files.read_run(folder)
-        if refusal := why_not(run, self._options, self._training_examples, self._order):
+        examples, order = self._training_examples, self._order
+        if refusal := why_not(run, self._options, examples, order, self._data.class_names):
             raise SystemExit(f"the checkpoint {folder} {refusal}, or start anew (artifacts.resume: Never)")
         self._load(folder)
         for group in self._optimizer.param_groups:
@@ -158,7 +160,7 @@ class ShardedSaver(Saver):
                     for name, value in run["optimizerOptions"].items()
                 }
             )
-        at = Position(*run["position"])
+        at = position_of(run)
         if self._ranks.rank == 0:
             log.info("resuming from the checkpoint of step %d, epoch %d", at.step, at.epoch + 1)
         return at, run.get("ramp")
@@ -218,6 +220,7 @@ class ShardedSaver(Saver):
                 classes=classes,
                 facts=facts,
                 class_names=self._data.class_names,
+                orient=self._options.orient,
             )
             log.info("the model is in %s", folder)
         return facts

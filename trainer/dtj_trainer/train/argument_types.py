@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from itertools import pairwise
 
 
 class _Number:
@@ -47,6 +48,14 @@ def step_range(text: str) -> tuple[int, int]:
     if not (separator and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
         raise argparse.ArgumentTypeError(f"{text!r} must be A:B, the first and the last step, from 1")
     return int(first), int(last)
+
+
+def epochs(text: str) -> tuple[float, ...]:
+    """Accept ascending epochs with commas between them, for argparse's `type`."""
+    listed = tuple(positive(float)(each.strip()) for each in text.split(","))
+    if any(before >= after for before, after in pairwise(listed)):
+        raise argparse.ArgumentTypeError(f"{text!r} must be ascending epochs, such as 82,123")
+    return listed
 
 
 def names(text: str) -> tuple[str, ...]:

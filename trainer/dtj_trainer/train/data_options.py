@@ -27,6 +27,7 @@ class DataOptions:
     data: str | None
     image_size: int | None
     grey: bool | None
+    orient: bool
     classes: tuple[str, ...] | None
     data_cache: str | None
     data_cache_gigabytes: float | None
@@ -35,7 +36,7 @@ class DataOptions:
     def load(self) -> PictureSet:
         """Read the data set, or the job's where no other is given. Raises DataError."""
         channels = None if self.grey is None else 1 if self.grey else 3
-        form = Form(self.image_size, channels)
+        form = Form(self.image_size, channels, self.orient)
         return load_pictures(
             data_uri(self.data),
             form,
@@ -76,6 +77,12 @@ def add_data(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
         "--grey",
         action=argparse.BooleanOptionalAction,
         help="read pictures in grey, or not; not given: files in colour, arrays as stored",
+    )
+    group.add_argument(
+        "--orient",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="turn pictures as their EXIF orientation says; a served model then does so too",
     )
     group.add_argument(
         "--classes",

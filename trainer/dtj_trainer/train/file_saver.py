@@ -22,10 +22,11 @@ from dtj_trainer.train.protocols import Position, Saver
 from dtj_trainer.train.state_file import identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
 
+    from dtj_trainer.data.spread import Stock
     from dtj_trainer.train.options import Options
     from dtj_trainer.train.protocols import Ranks
     from dtj_trainer.train.schedule import Ramp
@@ -53,9 +54,16 @@ class FileSaver(Saver, ABC):
 
     _ranks: Ranks
 
-    def __init__(self, options: Options, blocks: np.ndarray | int, ranks: Ranks) -> None:
-        self._options, self._ranks = options, ranks
-        sharding = Sharding(blocks, 1, rank=0, ranks=1, seed=options.seed)
+    def __init__(
+        self,
+        options: Options,
+        blocks: np.ndarray | int,
+        ranks: Ranks,
+        classes: Sequence[str] = (),
+        stock: Stock | None = None,
+    ) -> None:
+        self._options, self._ranks, self._named = options, ranks, tuple(classes)
+        sharding = Sharding(blocks, 1, rank=0, ranks=1, seed=options.seed, stock=stock)
         self._training_examples, self._order = sharding.examples, sharding.name
         self._background = BackgroundSave()
 
@@ -104,7 +112,7 @@ class FileSaver(Saver, ABC):
         del final  # The position shows whether the training is complete.
         if self._ranks.rank != 0:
             return
-        run = run_at(at, ramp, self._options, self._training_examples, self._order)
+        run = run_at(at, ramp, self._options, self._training_examples, self._order, self._named)
         self._background.wait()
         step = at.step
         if not wait and self._options.async_save and (write := self.stage(run)):
@@ -146,7 +154,7 @@ class FileSaver(Saver, ABC):
                     "%d ranks have no copy of the checkpoint of step %d: sending it", without, offer.step
                 )
             self.share_state()
-        at = Position(*offer.run["position"])
+        at = position_of(offer.run)
         if self._ranks.rank == 0:
             log.info("resuming from the checkpoint of step %d, epoch %d", at.step, at.epoch + 1)
         return at, offer.run.get("ramp")
@@ -166,7 +174,7 @@ class FileSaver(Saver, ABC):
                 f"the checkpoint {newest.path} was not written by this program: it has no {path.name}"
             )
         run = self.read_run(path)
-        if refusal := why_not(run, self._options, self._training_examples, self._order):
+        if refusal := why_not(run, self._options, self._training_examples, self._order, self._named):
             raise SystemExit(
                 f"the checkpoint {newest.path} {refusal}, or start anew (artifacts.resume: Never)"
             )
@@ -187,7 +195,14 @@ class FileSaver(Saver, ABC):
         return True
 
 
-def run_at(at: Position, ramp: Ramp, options: Options, training_examples: int, order: str) -> dict[str, Any]:
+def run_at(
+    at: Position,
+    ramp: Ramp,
+    options: Options,
+    training_examples: int,
+    order: str,
+    classes: Sequence[str] = (),
+) -> dict[str, Any]:
     """Return the description of a run that a checkpoint has, as plain data: what `why_not` compares."""
     return {
         "name": options.model,
@@ -195,8 +210,16 @@ def run_at(at: Position, ramp: Ramp, options: Options, training_examples: int, o
         "position": [at.step, at.epoch, at.examples],
         "trainingExamples": training_examples,
         "order": order,
+        "orderRanks": at.order_ranks,
+        "classes": list(classes),
         "ramp": ramp.plain(),
     }
+
+
+def position_of(run: dict[str, Any]) -> Position:
+    """Return the position that a checkpoint's description of its run has."""
+    step, epoch, examples = run["position"]
+    return Position(step, epoch, examples, run.get("orderRanks", 0))
 
 
 def model_facts(at: Position, accuracy: float | None, ranks: int, digest: str) -> dict[str, object]:
@@ -210,16 +233,20 @@ def model_facts(at: Position, accuracy: float | None, ranks: int, digest: str) -
     }
 
 
-def why_not(run: dict[str, Any], options: Options, training_examples: int, order: str) -> str | None:
+def why_not(
+    run: dict[str, Any], options: Options, training_examples: int, order: str, classes: Sequence[str] = ()
+) -> str | None:
     """Return why a training can't resume from a checkpoint of `run`, with the remedy; None if it can.
 
-    order: `Sharding.name` of the training.
+    order: `Sharding.name` of the training. classes: the names of the classes, by label.
     """
     if run["name"] != options.model:
         return f"is of a {run['name']}, not of a {options.model}: give the same --model"
     # Checkpoints of old releases have no optimizer, and those of the oldest no number of examples.
     if run.get("optimizer", options.optimizer) != options.optimizer:
         return "was written with another --optimizer: give the same"
+    if differing := other_classes(run.get("classes", ()), classes):
+        return differing
     _, _, examples = run["position"]
     before = run.get("trainingExamples", training_examples)
     if examples and before != training_examples:
@@ -233,6 +260,21 @@ def why_not(run: dict[str, Any], options: Options, training_examples: int, order
             "blocks, and the same --seed"
         )
     return None
+
+
+def other_classes(before: Sequence[str], now: Sequence[str]) -> str | None:
+    """Return why labels of a checkpoint mean other classes now; None where they don't, or have no names."""
+    if not before or not now or tuple(before) == tuple(now):
+        return None
+    if all(name.isdecimal() for name in before) or all(name.isdecimal() for name in now):
+        return None
+    label = next((at for at, pair in enumerate(zip(before, now, strict=False)) if len({*pair}) > 1), None)
+    if label is None:
+        return f"has {len(before)} classes, and the data has {len(now)} now: give the same data and --classes"
+    return (
+        f"has the class {before[label]!r} for label {label}, which is {now[label]!r} now: give the same data, and "
+        "the same --classes in the same order"
+    )
 
 
 def _copy_of(offer: Offer, file: str) -> Path | None:

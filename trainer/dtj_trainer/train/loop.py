@@ -103,6 +103,7 @@ class Training(Generic[Data]):
         self._accuracy = None
         self._meeting_at = time.monotonic()
         self._step_times.begin()
+        at.order_ranks = self.batches.sharding.order_ranks(at.epoch)
         for batch in self.batches.epoch(at.epoch, at.examples):
             self._rate = self._schedule.at(self._epochs_done)
             self.model.train(batch.data, batch.share, self._rate, at.step)
@@ -228,7 +229,7 @@ class Training(Generic[Data]):
         ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_length, start)
         lengths = options.warmup_length, self._end_in_epochs()
         steps = options.step_epochs, options.step_gamma
-        return Schedule(options.lr, ramp, *lengths, options.schedule, *steps)
+        return Schedule(options.lr, ramp, *lengths, options.schedule, *steps, step_at=options.step_at)
 
     def _end_in_epochs(self) -> float:
         """Return the end of the training in epochs: all epochs, or the position of step `--max-steps`."""

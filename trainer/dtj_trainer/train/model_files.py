@@ -29,7 +29,10 @@ def begin(folder: Path, *forms: str) -> None:
 
 
 def picture_facts(
-    shape: tuple[int, int, int], layout: Literal["NCHW", "NHWC"], class_names: Sequence[str]
+    shape: tuple[int, int, int],
+    layout: Literal["NCHW", "NHWC"],
+    class_names: Sequence[str],
+    orient: bool = False,
 ) -> dict[str, Any]:
     """Return what a description says of pictures: their labels, and how a picture becomes the network's input.
 
@@ -50,6 +53,7 @@ def picture_facts(
             "mean": None,
             "deviation": None,
             "invert": False,
+            "orient": orient,
         }
     return facts
 

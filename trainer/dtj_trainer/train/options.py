@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from dtj_trainer.train.argument_types import not_negative, positive, share, step_range
+from dtj_trainer.train.argument_types import epochs, not_negative, positive, share, step_range
 from dtj_trainer.train.data_options import DataOptions, add_data
 from dtj_trainer.train.division_options import DivisionOptions, add_division, refuse_what_division_lacks
 from dtj_trainer.train.option_checks import refuse_without_effect
@@ -54,6 +54,7 @@ class Options(DivisionOptions, DataOptions):
     warmup_start: float | None = None
     step_epochs: float = 10.0
     step_gamma: float = 0.1
+    step_at: tuple[float, ...] = ()
     label_smoothing: float = 0.0
     clip_norm: float | None = None
     amp_dtype: str | None = None
@@ -142,36 +143,9 @@ def parse(
         help="learning rate at which the warm-up begins; not given: --lr if the rate is scaled, otherwise "
         f"{_WARMUP_START:g} times --lr",
     )
-    how.add_argument(
-        "--schedule",
-        choices=SCHEDULES,
-        default="cosine",
-        help="of the rate after the warm-up; a cosine ends with --epochs or --max-steps",
-    )
-    how.add_argument(
-        "--step-epochs", type=positive(float), default=10.0, help="for --schedule=step: epochs of a rate"
-    )
-    how.add_argument(
-        "--step-gamma", type=positive(float), default=0.1, help="for --schedule=step: factor of the next rate"
-    )
+    add_schedule(how, default="cosine")
     how.add_argument("--momentum", type=not_negative(float), default=0.9, help="for sgd")
-    how.add_argument(
-        "--weight-decay",
-        type=not_negative(float),
-        default=1e-4,
-        help="L2 penalty; adamw shrinks the weights instead",
-    )
-    how.add_argument(
-        "--label-smoothing",
-        type=share,
-        default=0.0,
-        help="part of each label, below 1, that is spread evenly over all classes in training",
-    )
-    how.add_argument(
-        "--clip-norm",
-        type=positive(float),
-        help="largest norm of the gradient, which is averaged over all examples",
-    )
+    add_penalties(how, weight_decay=1e-4)
     if mixed_precision:
         how.add_argument(
             "--amp",
@@ -237,6 +211,50 @@ def parse(
 def given(parsed: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
     """Return the fields of `options` that a parser of some of the options has set."""
     return {each.name: getattr(parsed, each.name) for each in fields(options) if hasattr(parsed, each.name)}
+
+
+def add_schedule(how: argparse._ArgumentGroup, *, default: str) -> None:
+    """Add the options of the decay of the rate."""
+    how.add_argument(
+        "--schedule",
+        choices=SCHEDULES,
+        default=default,
+        help="of the rate after the warm-up; a cosine ends with --epochs or --max-steps",
+    )
+    how.add_argument(
+        "--step-epochs", type=positive(float), default=10.0, help="for --schedule=step: epochs of a rate"
+    )
+    how.add_argument(
+        "--step-at",
+        type=epochs,
+        default=(),
+        metavar="EPOCH,...",
+        help="for --schedule=step: the epochs after which the rate falls, in place of --step-epochs",
+    )
+    how.add_argument(
+        "--step-gamma", type=positive(float), default=0.1, help="for --schedule=step: factor of the next rate"
+    )
+
+
+def add_penalties(how: argparse._ArgumentGroup, *, weight_decay: float) -> None:
+    """Add the options of what changes loss and gradient. `weight_decay`: the default."""
+    how.add_argument(
+        "--weight-decay",
+        type=not_negative(float),
+        default=weight_decay,
+        help="L2 penalty; adamw shrinks the weights instead",
+    )
+    how.add_argument(
+        "--label-smoothing",
+        type=share,
+        default=0.0,
+        help="part of each label, below 1, that is spread evenly over all classes in training",
+    )
+    how.add_argument(
+        "--clip-norm",
+        type=positive(float),
+        help="largest norm of the gradient, which is averaged over all examples",
+    )
 
 
 def _add_speed(how: argparse._ArgumentGroup) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +15,7 @@ import numpy as np
 
 from dtj_trainer import contract
 from dtj_trainer.data.errors import DataCorrupt, exit_on_data_error
+from dtj_trainer.data.mixing import GOOD_SHARE
 from dtj_trainer.data.pictures import Pictures
 from dtj_trainer.data.sharding import Sharding, slice_of
 from dtj_trainer.train.batches import picture_batches
@@ -41,14 +44,17 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
     """
     seed, train, shares = options.seed, data.train, ranks.data_size
     step_size = options.step_size(shares)
-    sharding = Sharding(
-        train.blocks, options.batch_size, rank=ranks.data_rank, ranks=shares, seed=seed, step_size=step_size
-    )
+    place = {"rank": ranks.data_rank, "ranks": shares, "seed": seed}
+    sharding = Sharding(train.blocks, options.batch_size, **place, step_size=step_size, stock=train.stock)
     workers, augment = options.data_workers, options.augment
     batches = picture_batches(train, sharding, model.prepare, workers=workers, augment=augment, seed=seed)
     at, ramp = saver.resume()
     if at.step == 0 and ranks.rank == 0:
         model.try_export()
+    if at.examples and at.order_ranks:
+        sharding.begun(at.epoch, at.order_ranks)
+        if train.stock:
+            train.widen(at.order_ranks / shares)
     # Before this barrier, SIGTERM ends a process at once, even one that waits for others: it has nothing to save.
     ranks.barrier()
     stop = StopRequest()
@@ -58,6 +64,8 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
         report = TrainingReport(
             options, ranks.size, len(train), at.step, facts=machines, shares=shares, top5=data.classes > 5
         )
+        tell = partial(_tell_mixing, train, step_size, shares)
+        threading.Thread(target=tell, name="mixing", daemon=True).start()
     test = PictureTest(data.test, model, ranks, report)
     of_epoch, of_end = test, None
     if data.validation is not None:
@@ -72,6 +80,18 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
         sys.exit(f"{type(error).__name__}: {error}")
     if options.export and ranks.rank == 0:
         export_model(Path(contract.root()) / contract.MODEL, lambda: stop.requested)
+
+
+def _tell_mixing(examples: Examples, step_size: int, shares: int) -> None:
+    """Log how well the steps mix the classes."""
+    mixing = examples.mixing(math.ceil(step_size / shares), shares)
+    if mixing is None:
+        return
+    low = mixing.share < GOOD_SHARE
+    remedy = ": `dtj data stage SRC DST` writes shards in a random order" if low else ""
+    log.log(
+        logging.WARNING if low else logging.INFO, "the order of the examples: %s%s", mixing.sentence(), remedy
+    )
 
 
 class PictureTest(NamedTuple):

@@ -27,11 +27,15 @@ class RanksDiverged(Exception):
 
 @dataclass
 class Position:
-    """The position of a run: steps made, the epoch, and how many examples of it are done over all ranks."""
+    """The position of a run: steps made, the epoch, and how many examples of it are done over all ranks.
+
+    `order_ranks`: how many ranks began the epoch, for `Sharding.begun`; 0 where no checkpoint says so.
+    """
 
     step: int = 0
     epoch: int = 0
     examples: int = 0
+    order_ranks: int = 0
 
 
 class StepParts(NamedTuple):

@@ -53,7 +53,7 @@ class Schedule:
     """The rate of one rank times the ramp's scale, followed by a decay.
 
     Lengths in epochs. The decay begins after `warmup_epochs`. A cosine ends at `epochs`; steps multiply the rate by
-    `step_gamma` after each `step_epochs`.
+    `step_gamma` after each `step_epochs`, or at each epoch of `step_at`.
     """
 
     rate: float
@@ -63,6 +63,7 @@ class Schedule:
     decay: str = "constant"
     step_epochs: float = 10.0
     step_gamma: float = 0.1
+    step_at: tuple[float, ...] = ()
 
     def at(self, epochs_done: float) -> float:
         """Return the learning rate after so many epochs, which may be a fraction."""
@@ -70,7 +71,10 @@ class Schedule:
         if self.decay == "constant" or epochs_done < self.warmup_epochs:
             return rate
         if self.decay == "step":
-            return rate * math.pow(self.step_gamma, epochs_done // self.step_epochs)
+            falls = sum(epochs_done >= each for each in self.step_at) if self.step_at else None
+            return rate * math.pow(
+                self.step_gamma, epochs_done // self.step_epochs if falls is None else falls
+            )
         left = max(self.epochs - self.warmup_epochs, 1e-9)
         return rate * 0.5 * (1 + math.cos(math.pi * min((epochs_done - self.warmup_epochs) / left, 1.0)))
 

@@ -20,7 +20,19 @@ MAX_PIXELS = 50_000_000
 """Limit of one picture, checked before the picture is decoded."""
 MAX_MEMORY_BYTES = 4 << 30
 """Limit of the pixels of a split that is read whole into memory."""
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM")
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
+_BEGINNINGS = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""By the value of EXIF's orientation."""
 _MODES = {1: "L", 3: "RGB"}
 
 
@@ -30,10 +42,12 @@ class Form:
 
     `size`: side in pixels; the shorter side is resized to `size` and the centre is cut out. None leaves pictures as
     they are. `channels`: 1 for grey, 3 for RGB. None means RGB for picture files, and leaves pixels as they are.
+    `orient`: turn a picture as its EXIF orientation says, which cameras write in place of turning the pixels.
     """
 
     size: int | None = None
     channels: int | None = None
+    orient: bool = False
 
 
 def pixels_of(picture: bytes | memoryview | np.ndarray, form: Form, *, where: str) -> np.ndarray:
@@ -51,16 +65,30 @@ def pixels_of(picture: bytes | memoryview | np.ndarray, form: Form, *, where: st
         opened = Image.fromarray(rows[:, :, 0] if channels == 1 else rows)
     else:
         opened = _decode_jpeg(picture, form) or _open(picture, where)
+    turn = _turn(picture) if form.orient and not isinstance(picture, np.ndarray) else None
     try:
         if form.size:  # A JPEG decodes at a half, quarter or eighth of its size, where that is large enough.
             opened.draft(None, (2 * form.size, 2 * form.size))
         found = opened.convert(_MODES[form.channels or 3])
     except Exception as error:  # Pillow's decoders raise many classes for damaged content.
         raise DataCorrupt(f"{where}: the picture is damaged: {error}") from error
+    if turn is not None:
+        found = found.transpose(turn)
     if form.size:
         found = _centre(found, form.size)
     values = np.asarray(found)
     return np.ascontiguousarray(values[None] if values.ndim == 2 else values.transpose(2, 0, 1))
+
+
+def _turn(content: bytes | memoryview) -> Image.Transpose | None:
+    """Return how a picture file wants to be turned. Its EXIF data may be damaged, and then says nothing."""
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as opened:
+            if opened.format == "TIFF":  # Pillow turns it by itself.
+                return None
+            return _TURNS.get(opened.getexif().get(_ORIENTATION, 1))
+    except Exception:  # noqa: BLE001  # Pillow's readers raise many classes for damaged content.
+        return None
 
 
 class Stack:
@@ -134,9 +162,14 @@ def _open(content: bytes | memoryview, where: str) -> Image.Image:
             f"{where} has too many pixels; a picture has at most {MAX_PIXELS}: {error}"
         ) from error
     except UnidentifiedImageError as error:
+        begin = bytes(content[:4])
+        for magic, kind in _BEGINNINGS.items():
+            if begin.startswith(magic):
+                raise DataCorrupt(
+                    f"{where} begins as a {kind} and is cut off or damaged: it has {len(content)} bytes"
+                ) from error
         raise DataCorrupt(
-            f"{where} is no picture of {', '.join(_FORMATS)}: it begins with "
-            f"{bytes(content[:4]).hex(' ') or 'nothing'}"
+            f"{where} is no picture of {', '.join(_FORMATS)}: it begins with {begin.hex(' ') or 'nothing'}"
         ) from error
     except Exception as error:  # Pillow's readers raise many classes for damaged content.
         raise DataCorrupt(f"{where}: the picture is damaged: {error}") from error

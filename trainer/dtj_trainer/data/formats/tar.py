@@ -20,7 +20,7 @@ from dtj_trainer.data.index import MAX_CLASSES, MAX_EXAMPLE_BYTES, MAX_NAME_BYTE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PICTURES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "ppm", "pgm"})
+PICTURES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "ppm", "pgm", "tif", "tiff"})
 """Endings of the names of picture files."""
 LABELS = frozenset({"cls", "class"})
 _BLOCK = 512
@@ -107,7 +107,8 @@ def _example(view: memoryview, files: list[_Member], where: str) -> Example:
     if "picture" not in found or "label" not in found:
         names = ", ".join(file.name for file in files)
         raise DataCorrupt(
-            f"{where} needs a picture (.jpg, .png, .webp, .bmp, .gif, .ppm) and a label (.cls); there is {names}"
+            f"{where} needs a picture (.jpg, .png, .webp, .bmp, .gif, .ppm, .tif) and a label (.cls); there is "
+            f"{names}"
         )
     label = bytes(found["label"]).strip()
     if not label.isdigit() or len(label) > 9 or int(label) >= MAX_CLASSES:
