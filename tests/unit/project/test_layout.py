@@ -44,7 +44,7 @@ MODULES = sorted(
     for package in ("operator/dtj", "trainer/dtj_trainer")
     for path in (ROOT / package).rglob("*.py")
 )
-MOST_LINES = 350
+MOST_LINES = 500
 
 
 def test_a_module_has_one_subject_and_so_few_lines() -> None:
