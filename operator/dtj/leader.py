@@ -36,6 +36,11 @@ _COUNTS_SECONDS = 5.0
 _REST_SECONDS = 0.02
 
 
+def _share(workers: int) -> int:
+    """Return how many workers may be in passes over jobs of one namespace: a quarter stays for other namespaces."""
+    return max(workers - workers // 4, 1)
+
+
 class Leader:
     """Reconciles jobs. Start a leader once, and stop it when done."""
 
@@ -44,7 +49,7 @@ class Leader:
     ) -> None:
         self._options = options
         self._cluster = cluster
-        queue = WorkQueue(time.monotonic, rest=_REST_SECONDS, opened=False)
+        queue = WorkQueue(time.monotonic, rest=_REST_SECONDS, opened=False, most=_share(options.workers))
         self._informers = Informers(
             cluster,
             options.namespaces,

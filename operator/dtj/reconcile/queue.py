@@ -1,13 +1,14 @@
 """A work queue of keys, after client-go's workqueue: each key waits at most once, and at most one worker has a key.
 
-Namespaces take turns, so that hundreds of jobs of one tenant do not delay the jobs of other tenants.
+Namespaces take turns, so that hundreds of jobs of one tenant do not delay the jobs of other tenants. Workers that
+wait for the API server in passes over the jobs of one tenant leave some workers to the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 
 from dtj.reconcile.view import Key
@@ -27,11 +28,13 @@ class WorkQueue:
         rest: float = 0.0,
         *,
         opened: bool = True,
+        most: int | None = None,
     ) -> None:
         """clock: returns seconds of a monotonic clock.
         rest: seconds after a pass in which no worker gets the key again, so that all watch events that the pass's own
         writes cause lead to one pass.
         opened: whether workers get keys at once; if False, workers get the keys of a namespace only after `open`.
+        most: the number of workers that may have keys of one namespace at a time; None: all.
         """
         self._clock = clock
         self._rest = rest
@@ -45,6 +48,9 @@ class WorkQueue:
         """The keys that wait, and since when, in seconds of the clock."""
         self._busy: dict[Key, float] = {}
         """The keys that workers have, and when each worker last made progress, in seconds of the clock."""
+        self._most = most
+        self._busy_in: Counter[str] = Counter()
+        """The number of keys of `_busy`, by namespace."""
         self._waited: dict[Key, float] = {}
         """The seconds that each key of `_busy` had waited."""
         self._again: set[Key] = set()
@@ -118,17 +124,25 @@ class WorkQueue:
 
     async def take(self) -> Key:
         """Wait for a key, and return the oldest key of the next namespace. The worker must call `done` later."""
-        while not self._ready:
+        while (namespace := self._next()) is None:
             self._wake.clear()
             await self._wake.wait()
-        namespace, keys = self._ready.popitem(last=False)
+        keys = self._ready.pop(namespace)
         key = keys.popleft()
         if keys:
             self._ready[namespace] = keys
+        self._busy_in[namespace] += 1
         self._cancel_timer(key)  # The pass schedules the next pass itself.
         self._busy[key] = now = self._clock()
         self._waited[key] = now - self._since.pop(key)
         return key
+
+    def _next(self) -> str | None:
+        """Return the namespace that has the next turn; None where no key may be taken now."""
+        for namespace in self._ready:  # Few namespaces can have their share of the workers at a time.
+            if self._most is None or self._busy_in[namespace] < self._most:
+                return namespace
+        return None
 
     def waited(self, key: Key) -> float:
         """Return the seconds that a key had waited until its worker took the key."""
@@ -145,6 +159,10 @@ class WorkQueue:
         rest: seconds in which no worker gets the key, if longer than the `rest` of the queue.
         """
         del self._busy[key], self._waited[key]
+        self._busy_in[key[0]] -= 1
+        if not self._busy_in[key[0]]:
+            del self._busy_in[key[0]]
+        self._wake.set()
         rest = max(rest, self._rest)
         if rest:
             self._resting.add(key)

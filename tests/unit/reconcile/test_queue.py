@@ -131,6 +131,36 @@ async def test_many_waiting_workers_share_the_keys() -> None:
     assert sorted(await asyncio.gather(*workers)) == [A, B]
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs, for whose objects the API server is slow",
+    "Workers in passes over jobs of one namespace",
+    "Three quarters of `--workers`; the others serve other namespaces",
+)
+async def test_a_namespace_that_has_its_share_of_the_workers_leaves_the_others_to_other_namespaces() -> None:
+    queue = WorkQueue(lambda: 0.0, most=2)
+    slow, quiet = [("slow", str(number)) for number in range(4)], ("quiet", "job")
+    for key in slow:
+        queue.add(key)
+    assert [await queue.take(), await queue.take()] == slow[:2]
+    waiting = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    queue.add(quiet)
+    assert await waiting == quiet
+
+    waiting = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    queue.done(slow[0])
+    assert await waiting == slow[2]
+    for key in (slow[1], slow[2], quiet):
+        queue.done(key)
+    assert await taken(queue) == slow[3]
+    queue.done(slow[3])
+    assert not queue._busy_in
+
+
 @pytest.mark.parametrize(("first", "second"), [(5.0, 30.0), (30.0, 5.0)])
 async def test_of_two_later_times_the_soonest_counts(
     queue: WorkQueue, timers: Timers, first: float, second: float
