@@ -184,6 +184,12 @@ def test_rows_of_an_earlier_attempt_stay_and_are_not_the_program_s(tmp_path: Pat
     assert [row["attempt"] for row in pod.look()] == [1, 2, 2]
 
 
+@pytest.mark.bound(
+    "agent",
+    "A program, by what it prints or logs to TensorBoard",
+    "Rows of metrics.jsonl that dtj writes",
+    "Four rows of training a second",
+)
 def test_a_flood_makes_few_rows_and_the_last_is_among_them(tmp_path: Path) -> None:
     pod = Pod(tmp_path)
     for number in range(5000):

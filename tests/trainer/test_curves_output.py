@@ -165,6 +165,12 @@ def test_a_validation_line_has_its_own_step_and_does_not_lead() -> None:
     assert (found.step, found.leads) == (500, False)
 
 
+@pytest.mark.bound(
+    "agent",
+    "A program, by what it prints",
+    "Forms of lines that the agent remembers",
+    "64",
+)
 def test_keys_without_end_take_bounded_memory() -> None:
     reader = OutputReader()
     for number in range(2_000):

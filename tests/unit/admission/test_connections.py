@@ -108,6 +108,12 @@ async def serving(longest: int = 10**6, most: int = 100, most_bytes: int = 10**6
     assert len(connections) == 0
 
 
+@pytest.mark.bound(
+    "webhook",
+    "Any pod that reaches the port",
+    "Connections",
+    "512; the address with most loses one",
+)
 async def test_who_holds_most_connections_loses_the_oldest() -> None:
     async with serving(most=4) as webhook:
         silent = [await webhook.client(NOISY, tls=False) for _ in range(4)]
@@ -119,6 +125,12 @@ async def test_who_holds_most_connections_loses_the_oldest() -> None:
         assert [client.reader.at_eof() for client in silent[1:]] == [False] * 3
 
 
+@pytest.mark.bound(
+    "webhook",
+    "Any pod that reaches the port",
+    "Bytes of all requests",
+    "32 MiB; the address with most loses a connection",
+)
 async def test_who_has_sent_most_bytes_loses_them() -> None:
     async with serving(most_bytes=100_000) as webhook:
         slow = [await webhook.client(NOISY) for _ in range(3)]

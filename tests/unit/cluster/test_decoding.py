@@ -97,6 +97,12 @@ async def test_an_item_that_is_nested_without_end_hides_no_other() -> None:
         assert levels == 2 * MOST_LEVELS
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs",
+    "Memory while a list is read",
+    "One large object is parsed at a time",
+)
 async def test_of_a_list_of_large_objects_one_is_in_memory() -> None:
     count = 6
     text = json.dumps({"items": [LARGE] * count, "metadata": METADATA}, separators=(",", ":")).encode()

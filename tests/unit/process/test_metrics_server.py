@@ -47,6 +47,12 @@ def silent(port: int, number: int) -> Iterator[list[socket.socket]]:
         ]
 
 
+@pytest.mark.bound(
+    "metrics server",
+    "Any pod that reaches the port",
+    "Threads",
+    "32",
+)
 def test_silent_connections_take_few_threads_and_hold_up_no_scrape(port: int) -> None:
     with silent(port, 4 * MOST_CONNECTIONS) as clients:
         assert "answered 0.0" in scraped(port)
@@ -60,6 +66,12 @@ def test_a_silent_connection_is_closed(port: int, monkeypatch: pytest.MonkeyPatc
         assert client.recv(1) == b""
 
 
+@pytest.mark.bound(
+    "metrics server",
+    "Any pod that reaches the port",
+    "The time that texts of metrics take",
+    "One text a second",
+)
 def test_requests_of_one_second_get_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

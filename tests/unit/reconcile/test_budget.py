@@ -219,6 +219,12 @@ def test_a_job_without_room_says_what_would_help() -> None:
     )
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs",
+    "Memory for the jobs of a namespace",
+    "64 MB, `namespaceMemoryMegabytes`; the newest large jobs wait for room",
+)
 def test_no_tenant_takes_the_room_of_another() -> None:
     seen = Seen()
     for number in range(20):
@@ -228,6 +234,12 @@ def test_no_tenant_takes_the_room_of_another() -> None:
     assert [n for n in range(20) if seen.whole(f"evil-{n}", "evil")] == [0]
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs",
+    "Memory for a job without room",
+    "A kilobyte",
+)
 def test_of_what_is_over_the_room_a_kilobyte_is_kept_however_much_it_is() -> None:
     seen = Seen()
     seen.jobs.put(job("first", 0, 300_000))
@@ -308,6 +320,12 @@ def config(name: str, owner: str | None, size: int) -> Manifest:
     return {"metadata": metadata | {"resourceVersion": "1"}, "data": {"a": name + "x" * size}}
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create ConfigMaps with the labels of a job",
+    "Memory for ConfigMaps",
+    "A digest; nothing of those that no job controls",
+)
 def test_of_config_maps_a_digest_is_kept_and_of_others_than_jobs_nothing() -> None:
     informers = Informers(Source(), (), *3 * [lambda _: None])
     tracemalloc.start()

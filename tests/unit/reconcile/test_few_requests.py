@@ -258,7 +258,7 @@ async def _an_hour(world: World) -> None:
     "operator",
     "Who may create jobs, over a quota or against a policy",
     "Tries of what the API server refuses",
-    "Pauses from 10 s to 5 minutes: 20 writes in an hour",
+    "Pauses that grow from 10 s to 7 minutes: 20 writes in an hour",
 )
 @pytest.mark.parametrize("strategy", ["Horovod", "TorchDistributed", "ParameterServer"])
 @pytest.mark.parametrize("refusal", [_quota, _other_words, _lasting])

@@ -22,6 +22,12 @@ class Places:
         return [key for key in keys if self.places.take(key)]
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs, with a store that does not answer",
+    "Record pods of one namespace",
+    "12 of 16 at a time",
+)
 def test_one_namespace_leaves_places_for_another() -> None:
     world = Places()
     assert len(world.taken("noisy", 60)) == 12
