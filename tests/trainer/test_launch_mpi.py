@@ -173,6 +173,7 @@ def test_whole_job(make_job, job_uri, job_store):
         "logs/attempt-1/launcher-0.log",
         "logs/attempt-1/rank-0.log",
         "logs/attempt-1/rank-1.log",
+        "metrics.jsonl",
         "run.json",
     ]
     end = json.loads(job_store.get_bytes("end.json"))

@@ -125,9 +125,11 @@ def test_the_loss_is_smoothed_as_that_of_the_ddp_program() -> None:
     logits, labels = np.random.default_rng(1).normal(size=(5, 4)).astype("f4"), np.arange(5) % 4
 
     class Network:
-        def stateless_call(self, weights: Any, other: Any, pixels: Any, training: bool) -> Any:
-            del other, pixels, training
-            return weights[0], []
+        def stateless_call(
+            self, weights: Any, other: Any, pixels: Any, training: bool, return_losses: bool
+        ) -> Any:
+            del other, pixels, training, return_losses
+            return weights[0], [], []
 
     layout = SimpleNamespace(split=lambda vector: [tf.reshape(vector, (5, 4))], join=lambda each: each[0])
     none = SimpleNamespace(split=lambda vector: [], join=lambda _: tf.zeros([0]))

@@ -138,6 +138,7 @@ def test_the_description_and_the_manifest_are_complete(exported: Path) -> None:
         "mean": None,
         "deviation": None,
         "invert": False,
+        "orient": False,
     }
     assert description["labels"] == LABELS.split(",")
     assert (description["steps"], description["accuracy"], description["model"]) == (20, 0.9, "cnn")
@@ -308,6 +309,7 @@ def test_the_user_says_what_the_model_does_not() -> None:
         "mean": [0.5],
         "deviation": [0.25],
         "invert": True,
+        "orient": False,
     }
     assert (content["labels"], content["output"]["meaning"]) == (["a", "b"], "probabilities")
     again = described(content, Given(), GREY, "torch", 2).preprocessing

@@ -198,7 +198,9 @@ class Curves:
         training: list[str] = []
         other: list[str] = []
         for at, reading in readings:
-            for kind, values in rows_of(reading.values).items():
+            # A bar without measures has a rate.
+            found = rows_of(reading.values) or ({"train": {}} if reading.step is not None else {})
+            for kind, values in found.items():
                 row = self._row(source, kind, at, reading, values)
                 (training if kind == "train" else other).append(row)
         self._append([*_some(training, MOST_ROWS), *other[-MOST_OTHER_ROWS:]])
