@@ -147,6 +147,27 @@ def test_events_of_earlier_attempts_are_no_rows(tmp_path: Path) -> None:
     assert [row["step"] for row in pod.look()] == [6]
 
 
+def test_a_pipe_with_the_name_of_an_event_file_holds_up_nothing(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    pod.logs(1, loss=1.0)
+    assert len(pod.look()) == 1
+    pipe = pod.events / "events.out.tfevents.2"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="seek"):
+        EventFile(pipe).more()
+    pod.logs(2, loss=1.0)
+    assert len(pod.look()) == 2
+
+
+def test_a_look_that_hangs_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves_module, "LOOK_SECONDS", 0.05)
+    pod = Pod(tmp_path)
+    pod.prints("step=1 loss=1", "step=2 loss=1")
+    with pod.curves._lock:
+        assert pod.look() == []
+    assert len(pod.look()) == 2
+
+
 def test_what_the_program_reports_counts_more(tmp_path: Path) -> None:
     pod = Pod(tmp_path)
     pod.logs(1, loss=1.0)

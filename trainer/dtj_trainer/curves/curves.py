@@ -112,8 +112,12 @@ class Curves:
 
     def look(self) -> None:
         """Read what is new, from the highest source down to the one that counts."""
-        with self._lock:
-            self._look()
+        # A look of the other thread may hang at a file server, and must not hold up the end of the pod.
+        if self._lock.acquire(timeout=LOOK_SECONDS):
+            try:
+                self._look()
+            finally:
+                self._lock.release()
 
     def _look(self) -> None:
         if _size(self._metrics) != (self._size or 0):
@@ -327,7 +331,7 @@ def _event_files(folders: Iterable[Path], since: float) -> Iterable[Path]:
                     if entry.is_dir(follow_symlinks=False):
                         if depth < DEEPEST and entry.name[0] != ".":
                             waiting.append((Path(entry.path), depth + 1))
-                    elif ".tfevents." in entry.name and entry.stat().st_mtime >= since:
+                    elif ".tfevents." in entry.name and entry.is_file() and entry.stat().st_mtime >= since:
                         yield Path(entry.path)
 
 

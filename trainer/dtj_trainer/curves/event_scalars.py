@@ -8,6 +8,7 @@ file. Standard library only.
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,7 +48,8 @@ class EventFile:
         if self._broken:
             return []
         found: list[Scalar] = []
-        with self._path.open("rb") as file:
+        # A pipe of this name would never open.
+        with os.fdopen(os.open(self._path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             file.seek(self._offset)
             content = file.read(MOST_AT_ONCE)
             size = file.seek(0, 2)
