@@ -143,8 +143,10 @@ def _load(page: Page, url: str) -> None:
         try:
             page.goto(url)
         except Error as error:
-            # The error page of a load that the change has ended may come late, and then interrupts a load.
-            if _NETWORK_CHANGED not in error.message and _ERROR_PAGE not in error.message:
+            # The error page of a load that the change has ended may come late, and then interrupts a load. So does
+            # Chromium, which loads the address of its error page again when the network is back.
+            again = f'interrupted by another navigation to "{url}"'
+            if not any(words in error.message for words in (_NETWORK_CHANGED, _ERROR_PAGE, again)):
                 raise
         else:
             if _NETWORK_CHANGED not in failed:

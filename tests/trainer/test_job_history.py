@@ -290,7 +290,7 @@ def test_the_pod_that_decides_records_the_success(
     kept = [key for key in keys(store) if key != log]
     assert kept == [
         INDEX_KEY,
-        *(f"ml/mnist-0a1b2c3d/{key}" for key in ("attempt.json", "end.json", "run.json")),
+        *(f"ml/mnist-0a1b2c3d/{key}" for key in ("attempt.json", "end.json", "metrics.jsonl", "run.json")),
     ]
     end = json.loads(open_store(uri).get_bytes("end.json"))
     assert (end["by"], end["status"]["phase"], end["status"]["progress"]["step"]) == (by, "Succeeded", 7)
