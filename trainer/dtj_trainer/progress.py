@@ -132,10 +132,9 @@ class Reporter:
             self._first = (now, step)
         if total <= 0:
             return
-        fields["percent"] = round(min(100.0 * step / total, 100.0), 2)
-        since, first = self._first
-        if eta_seconds is None and step > first and now > since:
-            fields["etaSeconds"] = round(max(total - step, 0) * (now - since) / (step - first), 1)
+        fields["percent"], left = remaining(step, total, self._first, now)
+        if eta_seconds is None and left is not None:
+            fields["etaSeconds"] = left
 
     def _write(self, now: float) -> None:
         self._progress["updatedTime"] = now_text()
@@ -149,6 +148,18 @@ class Reporter:
             return  # A full or missing disk must not stop the training.
         self._written_at = now
         self._unwritten = False
+
+
+def remaining(step: int, total: int, first: tuple[float, int], now: float) -> tuple[float, float | None]:
+    """Return the percent of all steps, and the seconds that are left at the rate since `first`; None: no rate yet.
+
+    `first`: the time and the step of the first report, on the clock of `now`.
+    """
+    since, begun = first
+    percent = round(min(100.0 * step / total, 100.0), 2)
+    if step <= begun or now <= since:
+        return percent, None
+    return percent, round(max(total - step, 0) * (now - since) / (step - begun), 1)
 
 
 _reporter: Reporter | None = None

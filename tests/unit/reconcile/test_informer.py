@@ -235,17 +235,23 @@ async def test_a_refusal_that_lasts_is_told_once_and_so_is_its_end(caplog: pytes
     ]
 
 
-async def test_a_namespace_that_is_back_waits_for_no_second_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The version of its watch is too old by then."""
-    pauses: list[float] = []
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of informers, which do not wait for them."""
+    noted: list[float] = []
     sleep = asyncio.sleep
 
-    async def noted(seconds: float) -> None:
-        pauses.append(seconds)
+    async def note(seconds: float) -> None:
+        noted.append(seconds)
         await sleep(0)
 
     monkeypatch.setattr(informer_module, "_FIRST_PAUSE_SECONDS", 0.1)
-    monkeypatch.setattr(informer_module.asyncio, "sleep", noted)
+    monkeypatch.setattr(informer_module.asyncio, "sleep", note)
+    return noted
+
+
+async def test_a_namespace_that_is_back_waits_for_no_second_pause(pauses: list[float]) -> None:
+    """The version of its watch is too old by then."""
     forbidden = ApiError(403, "Forbidden", "things is forbidden")
     script = Script([[], []], [*[[forbidden]] * 20, [TOO_OLD], []])
     async with following(script, Told()):
@@ -290,16 +296,7 @@ async def test_an_object_that_nobody_can_read_stops_nothing(caplog: pytest.LogCa
     assert "Thing ml/odder can't be read" in caplog.text
 
 
-async def test_a_server_in_trouble_is_asked_more_and_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    sleep = asyncio.sleep
-
-    async def noted(seconds: float) -> None:
-        pauses.append(seconds)
-        await sleep(0)
-
-    monkeypatch.setattr(informer_module, "_FIRST_PAUSE_SECONDS", 0.1)
-    monkeypatch.setattr(informer_module.asyncio, "sleep", noted)
+async def test_a_server_in_trouble_is_asked_more_and_more_seldom(pauses: list[float]) -> None:
     later = ApiError(429, "TooManyRequests", "later", 7.0)
     broken: list[Any] = [ApiError(500, "InternalError", "no")] * 20
     script = Script([later, *broken, []], [[("ADDED", thing("x", version=11)), CUT], []])

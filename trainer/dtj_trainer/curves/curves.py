@@ -218,15 +218,10 @@ class Curves:
         row["attempt"] = self._attempt
         if reading.step is not None:
             row["step"] = reading.step
-        else:  # The only count that there is.
-            row |= (
-                {"step": reading.examples, "unit": "examples"}
-                if reading.examples is not None
-                else {
-                    "step": int(reading.epoch or 0),
-                    "unit": "epochs",
-                }
-            )
+        elif reading.examples is not None:  # Each row needs a step: any count that there is.
+            row |= {"step": reading.examples, "unit": "examples"}
+        else:
+            row |= {"step": int(reading.epoch or 0), "unit": "epochs"}
         if reading.examples is not None:
             row["examples"] = reading.examples
         if reading.epoch is not None:
@@ -281,10 +276,9 @@ class Curves:
             self._first = (now, step)
         total = told.get("totalSteps", 0)
         if total > 0:
-            told["percent"] = round(min(100.0 * step / total, 100.0), 2)
-            since, first = self._first
-            if step > first and now > since:
-                told["etaSeconds"] = round(max(total - step, 0) * (now - since) / (step - first), 1)
+            told["percent"], left = progress.remaining(step, total, self._first, now)
+            if left is not None:
+                told["etaSeconds"] = left
 
 
 class _Tail:

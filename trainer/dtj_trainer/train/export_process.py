@@ -29,6 +29,7 @@ from dtj_trainer.train import model_files
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from typing import IO
 
 log = logging.getLogger(__name__)
 
@@ -105,14 +106,7 @@ def begin_trial(command: list[str], size: int) -> None:
         _check_memory(size)
         # Files, not pipes: nobody reads while the training goes on.
         output = tempfile.TemporaryFile()  # noqa: SIM115 - the thread closes it
-        process = subprocess.Popen(
-            command,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=_expendable(),
-        )
+        process = _started(command, output, subprocess.DEVNULL)
     except (_NotExported, OSError) as reason:
         log.info("the export is not tried before the training: %s", reason)
         return
@@ -126,6 +120,18 @@ def begin_trial(command: list[str], size: int) -> None:
                 log.warning("at the end of this training: %s", lines[-1])
 
     threading.Thread(target=tell, name="export-trial", daemon=True).start()
+
+
+def _started(command: list[str], output: IO[bytes], errors: int) -> subprocess.Popen[bytes]:
+    """Start a program that is no rank of the training, and that the kernel ends first without memory."""
+    return subprocess.Popen(
+        command,
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        preexec_fn=_expendable(),
+    )
 
 
 def _check_memory(size: int) -> None:
@@ -149,14 +155,7 @@ def _run(folder: Path, stopping: Callable[[], bool]) -> None:
     """Run the export to its end. Raises _NotExported unless it succeeds."""
     command = [sys.executable, "-P", "-m", "dtj_trainer.serving.export", str(folder)]
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            preexec_fn=_expendable(),
-        )
+        process = _started(command, output, subprocess.STDOUT)
         try:
             why = _watched(process, stopping)
         finally:
