@@ -259,12 +259,15 @@ def test_launcher_told_to_stop_waits_for_the_checkpoint(make_job, job_uri, job_s
 
 
 def test_worker_told_to_stop_in_the_middle(make_job, job_uri, job_store):
-    """An evicted worker uploads what it has; the launcher blames the lost worker."""
+    """An evicted worker uploads what its rank saves at SIGTERM; the launcher blames the lost worker."""
     job = make_job(DTJ_ARTIFACTS_URI=job_uri)
     workers = job.start_workers()
     program = RANKS + (
-        "(root / 'checkpoints' / 'ckpt-3.pt').write_text('c')\n"
-        "time.sleep(2)\n"
+        "import signal\n"
+        "def leave(*_):\n"
+        "    (root / 'checkpoints' / 'ckpt-3.pt').write_text('c')\n"
+        "    sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
         "print('runs')\n"
         "time.sleep(300)\n"
     )

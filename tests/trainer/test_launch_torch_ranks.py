@@ -15,13 +15,12 @@ import signal
 import sys
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 from tests.trainer.conftest import descendants, free_ports, keys, until
 from tests.trainer.torch_pods import torch_pods
 
-from dtj_trainer.launch.process_tree import environment_of
+from dtj_trainer.launch.process_tree import command_of, environment_of
 
 SLEEP = "import time; time.sleep(300)"
 CLOSED = (
@@ -150,7 +149,7 @@ def test_ranks_that_lose_a_rank_of_another_pod_only_follow(make_workspace):
 def test_the_others_go_on_after_a_rank_that_exits_early_with_0(make_workspace):
     (pod,) = torch_pods(make_workspace, 1, 2)
     late = f"while not os.path.exists({str(pod.root / 'go')!r}): time.sleep(0.05)\nprint('goes on')"
-    run = pod.python(by_rank(rank0="print('leaves:', os.getpid())", rank1=late), "ranks")
+    run = pod.python(by_rank(rank0=LEAVES, rank1=late), "ranks")
     until_rank_0_has_left(run)
     (pod.root / "go").touch()
 
@@ -160,11 +159,18 @@ def test_the_others_go_on_after_a_rank_that_exits_early_with_0(make_workspace):
     assert "class" not in pod.termination
 
 
+LEAVES = (
+    "import subprocess; to = subprocess.DEVNULL; "
+    "print('leaves:', subprocess.Popen(['sleep', '600'], stdout=to, stderr=to).pid)"
+)
+"""Rank 0 ends with 0, and leaves a process, which dtj-launch kills once it has noted the end of rank 0."""
+
+
 def until_rank_0_has_left(run) -> None:
-    """Wait until dtj-launch has seen the end of rank 0, which prints its pid."""
+    """Wait until dtj-launch has noted the end of rank 0, which runs LEAVES."""
     run.says("[rank 0] leaves: ")
     pid = int(run.output.split("[rank 0] leaves: ")[1].split()[0])
-    until(lambda: not Path(f"/proc/{pid}").exists(), "rank 0 has ended")
+    until(lambda: not command_of(pid), "the process that rank 0 left is killed")
 
 
 def children_with(run, name: str, value: str) -> list[int]:
@@ -184,7 +190,7 @@ def test_a_rank_that_exits_early_with_0_is_named_when_others_needed_it(make_work
     """In a job with other pods, one of them may have a better reason."""
     (pod,) = torch_pods(make_workspace, 1, 2, DTJ_WORLD_SIZE=str(world))
     follower = f"while not os.path.exists({str(pod.root / 'go')!r}): time.sleep(0.05)\n{LOSES_CONNECTION}"
-    run = pod.python(by_rank(rank0=f"{before}; print('leaves:', os.getpid())", rank1=follower), "ranks")
+    run = pod.python(by_rank(rank0=f"{before}; {LEAVES}", rank1=follower), "ranks")
     until_rank_0_has_left(run)
     (pod.root / "go").touch()
 

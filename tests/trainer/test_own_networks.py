@@ -167,12 +167,17 @@ def test_a_weight_without_a_gradient_is_told(caplog: pytest.LogCaptureFixture) -
 
 
 def test_the_trial_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Threads of other tests draw from the global generator, for the pauses between their requests.
+    chance = random.Random()
+    monkeypatch.setattr(own_networks, "random", chance)
+    monkeypatch.setattr(trial, "random", chance)
+
     def after(tried: list[set[int]]) -> tuple[dict[str, Any], list[Any]]:
-        random.seed(1)
+        chance.seed(1)
         np.random.seed(1)
         monkeypatch.setattr(trial, "_pass", lambda *given: (tried.append(len(given[1])), made(*given)))
         state = stepped("drawn", "--batch-size=2", size=4).state_dict()
-        return state, [random.random(), np.random.random(), torch.rand(3)]
+        return state, [chance.random(), np.random.random(), torch.rand(3)]
 
     made, tried = trial._pass, []
     with_trial, drawn = after(tried)

@@ -18,6 +18,8 @@ SYNC_TIMEOUT_SECONDS = 600.0
 """The default of DTJ_SYNC_TIMEOUT_SECONDS: how long a pod waits for a bucket that transfers no byte."""
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 15.0
+_JITTER = random.Random()  # noqa: S311 - not for secrets
+"""The program's own draws from the global generator stay the same after a retry."""
 
 
 class Deadline:
@@ -57,7 +59,7 @@ class Backoff:
         """Count one more failure, and return a random time between half of the current delay and all of it."""
         delay = min(self._longest, FIRST_DELAY_SECONDS * 2.0 ** min(self._failures, 16))
         self._failures += 1
-        return delay * random.uniform(0.5, 1.0)  # noqa: S311 - not for secrets
+        return delay * _JITTER.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """Start again from the shortest delay."""
