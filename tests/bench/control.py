@@ -57,8 +57,8 @@ _GROWS = "all run after, s"
 _FEWEST_TO_GROW_FROM = 100
 
 
-async def measure(plane: ControlPlane, given: argparse.Namespace) -> None:
-    """Print the rows that are asked for, each when it was measured, and last the verdicts."""
+async def measure(plane: ControlPlane, given: argparse.Namespace) -> list[str]:
+    """Print the rows that are asked for but "bytes", each when it was measured; return the verdicts."""
     judged: list[str] = []
     if "jobs" in given.rows:
         options = Options(given.strategy, given.idle_seconds, Delays() if given.slow_pods else AT_ONCE)
@@ -75,16 +75,14 @@ async def measure(plane: ControlPlane, given: argparse.Namespace) -> None:
             times = await neighbours(plane, admin, given.neighbours)
         tell(f"{given.neighbours} jobs of other tenants:", table(times))
         judged += verdicts(NEIGHBOURS, times["a hostile tenant"])
-    if "bytes" in given.rows:
-        async with ApiClient.as_admin(plane) as admin:
-            columns_of_bytes = await hostile_bytes(plane, admin, given.hostile_part)
-        tell("Hostile bytes:", table(columns_of_bytes))
-        judged += bytes_lines(columns_of_bytes)
-    tell("\n".join(judged), conclusion(judged))
+    return judged
 
 
-def bytes_lines(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """The verdicts of both operators beside the hostile tenant, and of the ended jobs."""
+async def measure_bytes(plane: ControlPlane, part: float) -> list[str]:
+    """Print the row "bytes"; return the verdicts: of both operators beside the hostile tenant, and of ended jobs."""
+    async with ApiClient.as_admin(plane) as admin:
+        columns = await hostile_bytes(plane, admin, part)
+    tell("Hostile bytes:", table(columns))
     return [
         f"{column.replace(' ', '-')}/{line}"
         for column, figures in columns.items()
@@ -201,8 +199,14 @@ def main() -> int:
     tell(machine())
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended then too
     try:
-        with control_plane() as plane:
-            asyncio.run(measure(plane, given))
+        judged: list[str] = []
+        if set(given.rows) != {"bytes"}:
+            with control_plane() as plane:
+                judged += asyncio.run(measure(plane, given))
+        if "bytes" in given.rows:
+            with control_plane(watch_cache=False) as plane:
+                judged += asyncio.run(measure_bytes(plane, given.hostile_part))
+        tell("\n".join(judged), conclusion(judged))
     except ClusterError as error:
         note(f"error: {error}")
         return 1

@@ -48,8 +48,11 @@ class ControlPlane:
 
 
 @contextmanager
-def control_plane() -> Iterator[ControlPlane]:
-    """It serves for as long as the block lasts; then both processes are ended and the directory is removed."""
+def control_plane(*, watch_cache: bool = True) -> Iterator[ControlPlane]:
+    """Serve for as long as the block lasts; then both processes are ended and the directory is removed.
+
+    `watch_cache`: whether the API server has one. It takes more than 24 GB for a gigabyte of large objects.
+    """
     packages.install_missing({"etcd": "etcd-server"})
     binaries = kubernetes_build.binaries()
     with tempfile.TemporaryDirectory(prefix="dtj-bench-") as name:
@@ -57,7 +60,7 @@ def control_plane() -> Iterator[ControlPlane]:
         supervisor = Supervisor(directory)
         try:
             with step("starting etcd and the API server"):
-                plane = _start(directory, supervisor, binaries)
+                plane = _start(directory, supervisor, binaries, watch_cache=watch_cache)
             with step("applying the CRD and the operator's rights"):
                 _install(directory / f"{_ADMIN}.kubeconfig")
             yield plane
@@ -65,7 +68,7 @@ def control_plane() -> Iterator[ControlPlane]:
             supervisor.stop(*supervisor.names())
 
 
-def _start(directory: Path, supervisor: Supervisor, binaries: Path) -> ControlPlane:
+def _start(directory: Path, supervisor: Supervisor, binaries: Path, *, watch_cache: bool) -> ControlPlane:
     etcd_port, peer_port, api_port = free_ports(3)
     store, peer = f"http://{_HOST}:{etcd_port}", f"http://{_HOST}:{peer_port}"
     supervisor.ensure(
@@ -76,6 +79,7 @@ def _start(directory: Path, supervisor: Supervisor, binaries: Path) -> ControlPl
                 "--name=bench",
                 f"--data-dir={directory / 'etcd'}",
                 "--unsafe-no-fsync",
+                "--quota-backend-bytes=8000000000",
                 f"--listen-client-urls={store}",
                 f"--advertise-client-urls={store}",
                 f"--listen-peer-urls={peer}",
@@ -125,6 +129,7 @@ def _start(directory: Path, supervisor: Supervisor, binaries: Path) -> ControlPl
                 f"--service-account-key-file={account_key}",
                 "--service-cluster-ip-range=10.213.0.0/16",
                 "--profiling=false",
+                f"--watch-cache={str(watch_cache).lower()}",
             ),
             ready=lambda: succeeds("kubectl", f"--kubeconfig={admin}", "get", "--raw=/readyz", timeout=5),
         )

@@ -147,7 +147,7 @@ async def _attack(admin: ApiClient, part: float) -> Figures:
             except ClusterError as error:
                 if ": 409 " in str(error):
                     return None
-                if ": 504 " not in str(error) and "deadline exceeded" not in str(error):
+                if not any(word in str(error) for word in (": 504 ", "deadline exceeded", "timed out")):
                     raise
 
     async def create_huge(number: str) -> None:
