@@ -235,6 +235,14 @@ class JobStatus(ApiModel):
     observed_generation: int | None = None
     """The generation of the spec that this was computed from."""
     phase: Phase | None = Field(default=None, description=f"{enumerated(Phase, 'or')}.")
+    state: str | None = None
+    """The phase, or in its place the lasting condition that a person must know, such as Stalled, Unschedulable,
+    ImagePullBackOff or OOMKilled."""
+    message: str | None = None
+    """Why, in one line; none where the state says all."""
+    gpus: int | None = None
+    """GPUs, or other accelerators, that the job asks for at its present size, over all replicas; none for a job
+    without them. Devices of resourceClaims do not count."""
     conditions: list[Condition] = Field(default=[], description=f"{', '.join(ConditionType)}.")
     replica_statuses: dict[str, ReplicaStatus] = {}
     """Pods by role."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtj.api.accelerators import is_accelerator
 from dtj.api.job import Manifest
 from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.convert.form import Container, Replica
@@ -112,7 +113,7 @@ def _resources(container: Container) -> tuple[dict[str, int], Manifest]:
     accelerators = {
         name: int(amount)
         for name, amount in limits.items()
-        if (name.endswith("/gpu") or name.startswith("nvidia.com/")) and str(amount).isdecimal()
+        if is_accelerator(name) and str(amount).isdecimal()
     }
     for name in list(accelerators)[:1]:
         limits.pop(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from dtj.api.accelerators import gpus_of
 from dtj.api.job import Job
 from dtj.api.names import pod_name
 from dtj.api.strategy import Role
@@ -43,7 +44,10 @@ def decide(seen: Snapshot) -> Decided:
     decision = evaluate(job, expected, seen.faults, seen.observed, seen.now)
     if plan and isinstance(job, Job):
         board = tensorboard_status(job, plan, seen.boards, seen.no_tensorboard)
-        decision = replace(decision, status=decision.status.model_copy(update={"tensorboard": board}))
+        update: dict[str, object] = {"tensorboard": board}
+        if not decision.status.finished:
+            update["gpus"] = gpus_of(job.spec, plan.roles)
+        decision = replace(decision, status=decision.status.model_copy(update=update))
     decision, wants_record = recorded(seen, decision)
     again = soonest(decision.look_again, seen.delegate.look_again(decision.status, seen.now))
     decision = replace(decision, look_again=again)

@@ -159,8 +159,10 @@ def _without_counts(status: JobStatus) -> JobStatus:
         condition.model_copy(update={"message": ""}) if _counts(condition) else condition
         for condition in status.conditions
     ]
-    counts: dict[str, object] = {"replica_statuses": {}, "completed_indexes": None}
-    return status.model_copy(update={**counts, "phase": phase, "conditions": conditions})
+    # The message follows from the conditions.
+    counts: dict[str, object] = {"replica_statuses": {}, "completed_indexes": None, "message": None}
+    state = Phase.PENDING if status.state in _STARTING else status.state
+    return status.model_copy(update={**counts, "phase": phase, "state": state, "conditions": conditions})
 
 
 def _counts(condition: Condition) -> bool:
@@ -194,6 +196,7 @@ def _plain(status: JobStatus, stored: JobStatus) -> JobStatus:
         "artifacts": stored.artifacts,
         "failure": failure,
         "conditions": conditions,
+        "message": _ascii(status.message),
     }
     return status.model_copy(update=update)
 

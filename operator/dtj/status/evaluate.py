@@ -39,6 +39,7 @@ from dtj.status.pods import PodView
 from dtj.status.replicas import present, replica_statuses
 from dtj.status.report_merge import merge_reports
 from dtj.status.stall import look, step_time
+from dtj.status.state import with_state
 from dtj.status.suspension import deactivation, held, is_held, is_suspending, resumed, suspended
 from dtj.status.times import seconds_since, written_time
 from dtj.status.waits import after_the_end, no_pods, retry_begins, start_left, too_late
@@ -56,7 +57,7 @@ def evaluate(
     if decision.status.finished and observed.mpijob is None and ends_pods(job, decision.status):
         decision = replace(decision, status=counted_out(decision.status))
     decision = replace(decision, pods=_pods(job, expected, observed, decision, now))
-    return with_overdue(decision, observed.pods, now)
+    return with_overdue(with_state(decision, now), observed.pods, now)
 
 
 def _pods(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dtj.api.accelerators import is_accelerator
 from dtj.api.condition_types import ConditionType
 from dtj.api.failure_classes import FAILURE_CLASSES
 from dtj.api.job import Job
@@ -129,7 +130,7 @@ def failures(old: JobStatus, new: JobStatus) -> tuple[str, int]:
 
 def _gpus(job: AnyJob, pod: PodView) -> int:
     accelerator = job.spec.accelerator if isinstance(job, Job) else Accelerator()
-    return sum(count for name, count in pod.devices if name == accelerator.resource_name)
+    return sum(count for name, count in pod.devices if is_accelerator(name, accelerator.resource_name))
 
 
 def _unix(time: str) -> float:

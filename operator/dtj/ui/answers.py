@@ -37,6 +37,13 @@ class JobRow(Answer):
     phase: str
     """As in the status; `Deleting` after the request to delete the job; `New` before the operator has seen it;
     `Unknown` if the job is gone and its end was not recorded."""
+    state: str
+    """As in the status: the phase, or in its place the lasting condition that a person must know; or `Deleting`,
+    `New` or `Unknown` as in `phase`."""
+    reason: str | None
+    """Why the job is in this state, in one line; null where the state says all."""
+    gpus: int | None
+    """Accelerators that the job asks for, over all replicas; null for none, or if the record does not say."""
     sentence: str
     """The state in the words of a person."""
     strategy: str | None

@@ -15,6 +15,7 @@ from dtj.cli.sentences import sentence_of
 from dtj.cli.status_view import ranks_of
 from dtj.client import DistributedTrainingJob, JobEvent, PastJob, Resume
 from dtj.client.past_job import written
+from dtj.status.state import shown_state
 from dtj.ui.answers import EventRow, JobRow, JobView, Line, PodRow
 
 _MOST_PODS = 200
@@ -26,11 +27,15 @@ def row_of(job: DistributedTrainingJob) -> JobRow:
     """Return a job as a row of the list."""
     status, worker = job.status, job.spec.replica_specs.worker
     deleting = job.metadata.deletion_timestamp is not None
+    state, reason = shown_state(status)
     return JobRow(
         namespace=job.namespace,
         name=job.name,
         uid=job.uid,
         phase="Deleting" if deleting else status.phase.value if status.phase else "New",
+        state="Deleting" if deleting else state or "New",
+        reason=None if deleting else reason,
+        gpus=status.gpus,
         sentence="The job is being deleted" if deleting else sentence_of(status),
         strategy=job.spec.strategy,
         workers=worker.replicas if worker else None,
@@ -48,11 +53,15 @@ def row_of(job: DistributedTrainingJob) -> JobRow:
 def past_row(past: PastJob) -> JobRow:
     """Return a job that the cluster no longer has as a row of the list."""
     status = past.status
+    state, reason = shown_state(status)
     return JobRow(
         namespace=past.namespace,
         name=past.name,
         uid=past.uid,
         phase=past.phase.value if past.phase else _NO_END,
+        state=state or _NO_END,
+        reason=past.state or reason,
+        gpus=status.gpus,
         sentence=past.state or sentence_of(status),
         strategy=past.strategy,
         workers=past.workers,
@@ -73,8 +82,11 @@ def view_of(place: Place, context: str | None) -> JobView:
     past = place.past if isinstance(place, BucketPlace) else None
     row = row_of(job)
     if past:
-        kept = {"phase": past.phase.value if past.phase else _NO_END, "sentence": past.state or row.sentence}
-        row = row.model_copy(update={**kept, "uid": past.uid, "past": True})
+        kept = past_row(past)
+        told = {"phase": kept.phase, "state": kept.state, "reason": kept.reason}
+        row = row.model_copy(
+            update={**told, "sentence": past.state or row.sentence, "uid": past.uid, "past": True}
+        )
     manifest = job.to_manifest()
     status = manifest.get("status", {})
     file = written_job(manifest)

@@ -1,0 +1,150 @@
+"""`status.state`: the phase of a job, or in its place the lasting condition that a person must know.
+
+The words of living and of failed jobs differ, so that one word says whether a job may still succeed. docs/states.md
+describes the words for users; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from dtj.api.condition_types import OF_UPLOADS, ConditionType
+from dtj.api.failure_classes import FAILURE_CLASSES, OBSTACLES, OperatorFailureClass
+from dtj.api.reasons import QUIET, Reason
+from dtj.api.status import Condition, ConditionStatus, JobStatus, Phase
+from dtj.status.decision import Decision
+from dtj.status.times import seconds_since
+from dtj_trainer.contract.failure_class import FailureClass
+
+LASTING_SECONDS = 30.0
+"""What keeps pods from running for so long is a state. Schedulers, registries and autoscalers mend the rest."""
+IMAGE_PULL_BACK_OFF = "ImagePullBackOff"
+"""kubectl's word for an image that can't be pulled."""
+_WORD = re.compile(r"[A-Z][A-Za-z0-9]{1,62}")
+_MESSAGE_LENGTH = 256
+_PHASES = frozenset(Phase)
+# Reasons of a false Running that belong to the course of a job.
+_PASSING = (QUIET - {Reason.POD_NOT_STARTED}) | {
+    Reason.INFRASTRUCTURE_FAILURE,
+    Reason.APPLICATION_FAILURE,
+    Reason.COMPLETED,
+    Reason.SUSPENDING,
+    Reason.WORKLOAD_DEACTIVATED,
+    Reason.MPIJOB_SUSPENDED,
+    Reason.MPIJOB_RESUMED,
+    *(frozenset(FAILURE_CLASSES) - OBSTACLES),
+}
+# Classes of failures that say more than the reason of Failed, and are no words of jobs that may still run.
+FAILURE_WORDS = (
+    frozenset(FAILURE_CLASSES)
+    - OBSTACLES
+    - {
+        FailureClass.APPLICATION_ERROR,
+        OperatorFailureClass.STALLED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state of a job."""
+
+    word: str
+    """One CamelCase word."""
+    message: str | None
+    """Why, in one line; None where the word says all."""
+    changes_in: float | None = None
+    """Seconds until the word is another one although nothing else changes."""
+
+
+def state_of(status: JobStatus, now: datetime | None = None) -> State | None:
+    """Return the state of a job with this phase, these conditions and this failure; None before it has a phase.
+
+    now: tells whether a wait has lasted; None: each has.
+    """
+    phase = status.phase
+    if phase is None:
+        return None
+    if phase is Phase.FAILED:
+        return State(_failed(status), _message(status, ConditionType.FAILED))
+    if phase is Phase.SUCCEEDED:
+        return State(phase.value, _upload_trouble(status))
+    if phase is Phase.SUSPENDED:
+        return State(phase.value, _message(status, ConditionType.SUSPENDED))
+    created = status.condition(ConditionType.CREATED)
+    if created is not None and created.reason == Reason.SPEC_INVALID:
+        return State(Reason.SPEC_INVALID, _line(created.message))
+    if phase is Phase.RUNNING:
+        for kind in (ConditionType.STALLED, *OF_UPLOADS):
+            if status.holds(kind):
+                return State(kind.value, _message(status, kind))
+    return _waiting(status, phase, now)
+
+
+def shown_state(status: JobStatus) -> tuple[str | None, str | None]:
+    """Return the stored word and its reason; both None before the operator has seen the job.
+
+    A pod that records the end of its job, and an earlier operator, store none: then both follow from the rest.
+    """
+    if status.state is not None:
+        return status.state, status.message
+    state = state_of(status)
+    return (state.word, state.message) if state else (None, None)
+
+
+def with_state(decision: Decision, now: datetime) -> Decision:
+    """Write the state into the status of a decision, and look again when the word changes."""
+    state = state_of(decision.status, now)
+    if state is None:
+        return decision
+    status = decision.status.model_copy(update={"state": state.word, "message": state.message})
+    waits = [wait for wait in (decision.look_again, state.changes_in) if wait is not None]
+    return replace(decision, status=status, look_again=min(waits, default=None))
+
+
+def _waiting(status: JobStatus, phase: Phase, now: datetime | None) -> State:
+    """Return the state of a job without another trouble than that its pods may not run."""
+    running, cause = status.condition(ConditionType.RUNNING), None
+    if status.holds(ConditionType.RESTARTING):
+        cause = _message(status, ConditionType.RESTARTING)
+    if running is None or running.status is not ConditionStatus.FALSE or running.reason in _PASSING:
+        return State(phase.value, cause)
+    left = LASTING_SECONDS - seconds_since(_since(status, running), now) if now else 0.0
+    word, message = _obstacle(running, phase), _line(running.message)
+    return State(phase.value, message, left) if left > 0 and word != phase else State(word, message)
+
+
+def _since(status: JobStatus, running: Condition) -> str:
+    """Return since when pods could run: the start of the job, its admission by a queue, or its last restart."""
+    return max(running.last_transition_time, status.start_time or "", status.restart_time or "")
+
+
+def _obstacle(running: Condition, phase: Phase) -> str:
+    """Return the word for what keeps pods from running. It may be a word of the kubelet."""
+    word = IMAGE_PULL_BACK_OFF if running.reason == Reason.IMAGE_PULL else running.reason
+    return word if _WORD.fullmatch(word) and word not in _PHASES else phase.value
+
+
+def _failed(status: JobStatus) -> str:
+    """Return why a job failed. A program may give its failure any class, so that only known ones count."""
+    kind = status.failure.failure_class if status.failure else None
+    failed = status.condition(ConditionType.FAILED)
+    if kind in FAILURE_WORDS:
+        return str(kind)
+    return failed.reason if failed is not None and _WORD.fullmatch(failed.reason) else Phase.FAILED.value
+
+
+def _upload_trouble(status: JobStatus) -> str | None:
+    return next((_message(status, kind) for kind in OF_UPLOADS if status.holds(kind)), None)
+
+
+def _message(status: JobStatus, kind: ConditionType) -> str | None:
+    found = status.condition(kind)
+    return _line(found.message) if found is not None else None
+
+
+def _line(text: str) -> str | None:
+    line = " ".join(text.split())
+    return (line if len(line) <= _MESSAGE_LENGTH else f"{line[: _MESSAGE_LENGTH - 1]}…") or None
