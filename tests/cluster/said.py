@@ -92,6 +92,9 @@ def page_parts(view: Mapping[str, Any]) -> Parts:
     row, artifacts = view["row"], view["artifacts"] or {}
     shown = (
         "phase",
+        "state",
+        "reason",
+        "gpus",
         "sentence",
         "strategy",
         "workers",

@@ -199,7 +199,7 @@ def compared(jobs: Jobs, every: list[Ending], said: Mapping[str, Said], ui: Page
 def without_end(now: Parts, text: str, row: Mapping[str, Any]) -> list[str]:
     """Return what is wrong in what is said of a job that the user deleted while it trained."""
     expected = {
-        "list PHASE": now["list PHASE"] == "No end recorded",
+        "list STATE": now["list STATE"] == "No end recorded",
         "page phase": now["page phase"] == '"Unknown"' == f'"{row["phase"]}"',
         "page sentence": "no end recorded; last sign" in now["page sentence"],
         "dtj status": "no end recorded; last sign" in text,

@@ -18,6 +18,7 @@ from collections import Counter
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dtj.cli.job_table import COLUMNS, WIDE_COLUMNS
 from dtj_trainer import contract
 from tests.cluster.jobs import (
     ROOT,
@@ -225,11 +226,17 @@ def test_the_example_learns(namespace: Namespace, workers: int, limit: list[str]
 def test_a_suspended_job_goes_on_where_it_was(namespace: Namespace) -> None:
     job = namespace.apply(stub("paused", "--steps=3000", file=TORCH_EXAMPLE))
     reached = job.wait_for_step(40)
-    row = re.compile(r"^paused +Running +TorchDistributed +2 +([0-9.]+)", re.MULTILINE)
-    assert (shown := row.search(table := namespace.kubectl("get", "dtj"))), table
+    row = re.compile(r"^paused +Running +([0-9.]+) +\S+ +\S+ +TorchDistributed +2 +1 +0 +0", re.MULTILINE)
+    table = namespace.kubectl("get", "dtj", "--output=wide")
+    assert table.splitlines()[0].split() == [*COLUMNS, *WIDE_COLUMNS], table
+    assert (shown := row.search(table)), table
     assert float(shown[1]) > 1
     patch(job, suspend=True)
     job.wait(120, "Suspended")
+    said = re.compile(
+        r"^paused +Suspended .* suspended by runPolicy.suspend; attempt 2 is next", re.MULTILINE
+    )
+    assert said.search(table := namespace.kubectl("get", "dtj", "--output=wide")), table
     assert job.pods() == []
     (saved,) = [key for key in job.artifacts().sizes() if key.endswith("/manifest.json")]
     step = int(saved.split("/")[1].partition("-")[0])

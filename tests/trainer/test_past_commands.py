@@ -101,15 +101,15 @@ def rows(output: str) -> list[list[str]]:
 def test_the_list_has_the_columns_of_jobs_and_the_end(uri: str) -> None:
     listed = call("list", "--past", "--from", uri)
     assert listed.stdout.splitlines()[0].split() == [
-        *("NAMESPACE", "NAME", "PHASE", "STRATEGY", "WORKERS", "PROGRESS", "EX/S", "ATTEMPT", "AGE", "ENDED")
+        *("NAMESPACE", "NAME", "STATE", "PROGRESS", "EX/S", "GPUS", "AGE", "ENDED")
     ]
     first, second, third, fourth = rows(listed.stdout)
     assert [first[1], second[1], third[1], fourth[1]] == ["resnet", "lost", "mnist", "mnist"]
-    assert first[:8] == ["vision", "resnet", "Succeeded", "Horovod", "-", "100.0%", "1,234", "1"]
-    assert first[9] == text(OTHER.created + timedelta(minutes=1))
+    assert first[:6] == ["vision", "resnet", "Succeeded", "100.0%", "1,234", "-"]
+    assert first[7] == text(OTHER.created + timedelta(minutes=1))
     assert second[2] == "No end recorded"
     assert second[-1] == "no sign"
-    assert (third[2], third[4], third[7]) == ("Failed", "2", "3")
+    assert third[2] == "BackoffLimitExceeded"
     assert "Running" not in listed.stdout
 
 
@@ -134,10 +134,8 @@ def test_the_list_is_filtered_sorted_and_cut(uri: str) -> None:
 
 def test_the_list_has_formats_for_programs(uri: str) -> None:
     wide = call("list", "--past", "--from", uri, "-o", "wide", "--phase", "Failed").stdout
-    assert wide.split()[10:16] == ["UID", "TOOK", "RESTARTS", "FAILURE", "NODES", "URI"]
-    assert rows(wide)[0][10:] == [
-        *(FAILED.uid, "3m", "2", "ApplicationError", "node-0,node-1,node-2", f"{uri}/{FAILED.prefix}")
-    ]
+    assert wide.split()[13:18] == ["TOOK", "NODES", "UID", "URI", "REASON"]
+    assert rows(wide)[0][13:17] == [*("3m", "node-0,node-1,node-2", FAILED.uid, f"{uri}/{FAILED.prefix}")]
     (job,) = yaml.safe_load(call("list", "--past", "--from", uri, "-o", "yaml", "--phase", "Failed").stdout)
     assert job["status"]["failure"]["lastLogLines"][-1] == "ValueError: loss is nan"
     assert job["record"]["by"] == "record"

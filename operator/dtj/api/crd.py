@@ -16,13 +16,21 @@ from dtj.api.spec import JobSpec
 from dtj.api.status import JobStatus
 
 _COLUMNS = (
-    ("Phase", "string", ".status.phase", "Where the job is"),
-    ("Strategy", "string", ".spec.strategy", "How its ranks work together"),
-    ("Workers", "integer", ".status.replicaStatuses.worker.ready", "Workers that answer"),
+    ("State", "string", ".status.state", "The phase, or in its place the condition that a person must know"),
     ("Progress", "number", ".status.progress.percent", "Steps done, in percent"),
     ("Ex/s", "number", ".status.progress.examplesPerSecond", "Examples a second over all ranks"),
+    ("GPUs", "integer", ".status.gpus", "Accelerators that the job asks for, over all replicas"),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was made"),
 )
+_WIDE_COLUMNS = (
+    ("Strategy", "string", ".spec.strategy", "How its ranks work together"),
+    ("Workers", "integer", ".spec.replicaSpecs.worker.replicas", "Workers"),
+    ("Attempt", "integer", ".status.attempt", "Which attempt this is, from 1"),
+    ("App-Restarts", "integer", ".status.restarts.application", "Restarts after failures of the program"),
+    ("Infra-Restarts", "integer", ".status.restarts.infrastructure", "Restarts after lost pods or nodes"),
+    ("Reason", "string", ".status.message", "Why the job is in its state, in one line"),
+)
+"""The columns of `kubectl get -o wide`."""
 # Keywords of JSON schema that pydantic writes and JSONSchemaProps does not have, or that mean nothing there.
 _DROPPED = ("title", "additionalProperties", "$defs", "const", "examples", "discriminator")
 # In CEL: what managedBy is, empty where it is not given.
@@ -66,6 +74,10 @@ def custom_resource_definition() -> Manifest:
                     "additionalPrinterColumns": [
                         {"name": name, "type": kind, "jsonPath": path, "description": text}
                         for name, kind, path, text in _COLUMNS
+                    ]
+                    + [
+                        {"name": name, "type": kind, "jsonPath": path, "description": text, "priority": 1}
+                        for name, kind, path, text in _WIDE_COLUMNS
                     ],
                     "schema": {"openAPIV3Schema": _root()},
                 }

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from dtj.api.condition_types import OF_UPLOADS, ConditionType
 from dtj.api.identity import KIND, SHORT_NAME
-from dtj.api.status import Phase
+from dtj.api.status import JobStatus, Phase
 from dtj.cli.durations import brief
 from dtj.cli.progress import UNKNOWN, figures, rate
 from dtj.cli.tables import columns
+from dtj.status.state import shown_state
 from dtj.status.times import seconds_since
 
 if TYPE_CHECKING:
@@ -29,28 +29,48 @@ PHASE_STYLES = {
     Phase.SUCCEEDED: "green",
     Phase.FAILED: "red",
 }
-_TROUBLES = (ConditionType.STALLED, *OF_UPLOADS)
+COLUMNS = ("NAME", "STATE", "PROGRESS", "EX/S", "GPUS", "AGE")
+WIDE_COLUMNS = ("STRATEGY", "WORKERS", "ATTEMPT", "APP-RESTARTS", "INFRA-RESTARTS", "REASON")
+"""The columns of `-o wide` after the others. kubectl has the same."""
+NUMBERS = ("PROGRESS", "EX/S", "GPUS", "WORKERS", "ATTEMPT", "APP-RESTARTS", "INFRA-RESTARTS")
 
 
 def job_table(
     jobs: Sequence[DistributedTrainingJob], now: datetime, *, namespaces: bool = False, wide: bool = False
 ) -> Table:
     """Return a table with one line for each job. namespaces, wide: whether to show the columns of -A and -o wide."""
-    first, last = ("NAMESPACE",) if namespaces else (), ("UID", "RESTARTS", "URI") if wide else ()
-    table = columns(
-        *first, "NAME", "PHASE", "STRATEGY", "WORKERS", "PROGRESS", "EX/S", "ATTEMPT", "AGE", *last,
-        right=("WORKERS", "PROGRESS", "EX/S", "ATTEMPT", "RESTARTS"),
-    )  # fmt: skip
+    first, last = ("NAMESPACE",) if namespaces else (), WIDE_COLUMNS if wide else ()
+    table = columns(*first, *COLUMNS, *last, right=NUMBERS)
     for job in jobs:
-        more = _wide_cells(job) if wide else []
-        table.add_row(*([job.namespace] if namespaces else []), *_cells(job, now), *more)
+        worker = job.spec.replica_specs.worker
+        more = wide_cells(job.status, job.spec.strategy, worker.replicas if worker else None) if wide else []
+        cells = [job.name, state_text(job), *figure_cells(job.status), age(job, now)]
+        table.add_row(*([job.namespace] if namespaces else []), *cells, *more)
     return table
 
 
-def _wide_cells(job: DistributedTrainingJob) -> list[str]:
-    restarts = job.status.restarts
-    count = restarts.of_training
-    return [job.uid or UNKNOWN, str(count), job.artifacts_uri or UNKNOWN]
+def figure_cells(status: JobStatus) -> list[str]:
+    """Return the cells of PROGRESS, EX/S and GPUS."""
+    return [
+        figures(status).get("percent", UNKNOWN),
+        rate(status.progress.examples_per_second if status.progress else None),
+        UNKNOWN if status.gpus is None else str(status.gpus),
+    ]
+
+
+def wide_cells(
+    status: JobStatus, strategy: str | None, workers: int | None, reason: str | None = None
+) -> list[str]:
+    """Return the cells of WIDE_COLUMNS. reason: why a status without a state says nothing."""
+    restarts = status.restarts
+    return [
+        strategy or UNKNOWN,
+        UNKNOWN if workers is None else str(workers),
+        str(status.attempt or UNKNOWN),
+        str(restarts.application) if status.phase else UNKNOWN,
+        str(restarts.infrastructure) if status.phase else UNKNOWN,
+        shown_state(status)[1] or reason or UNKNOWN,
+    ]
 
 
 def event_table(events: Sequence[JobEvent], now: datetime) -> Table:
@@ -71,36 +91,23 @@ def _short(object_: str) -> str:
     return object_.replace(f"{KIND}/", f"{SHORT_NAME}/")
 
 
-def phase_text(job: DistributedTrainingJob) -> Text:
-    """Return the phase in its colour, with what a user has to know of a running job.
-
-    A job has no phase before the operator sees the job.
-    """
-    phase = job.status.phase
+def state_text(job: DistributedTrainingJob) -> Text:
+    """Return the state of a job in its colour. A job has no state before the operator sees the job."""
     if job.metadata.deletion_timestamp:
         return Text("Deleting", "yellow")
-    troubles = [kind.value for kind in _TROUBLES if phase is Phase.RUNNING and job.status.holds(kind)]
-    if troubles:
-        return Text(", ".join([Phase.RUNNING.value, *troubles]), "yellow")
-    return Text(phase.value, PHASE_STYLES[phase]) if phase else Text(UNKNOWN)
+    return state_of_status(job.status) or Text(UNKNOWN)
+
+
+def state_of_status(status: JobStatus) -> Text | None:
+    """Return the state in its colour: that of the phase, or yellow for a trouble of a job that may still succeed."""
+    state, phase = shown_state(status)[0], status.phase
+    if state is None:
+        return None
+    trouble = phase is None or (state != phase and phase is not Phase.FAILED)
+    return Text(state, "yellow" if trouble or phase is None else PHASE_STYLES[phase])
 
 
 def age(job: DistributedTrainingJob, now: datetime) -> str:
     """Return the age of a job."""
     created = job.metadata.creation_timestamp or job.status.start_time
     return brief(seconds_since(created, now)) if created else UNKNOWN
-
-
-def _cells(job: DistributedTrainingJob, now: datetime) -> list[str | Text]:
-    status = job.status
-    worker = job.spec.replica_specs.worker
-    return [
-        job.name,
-        phase_text(job),
-        job.spec.strategy,
-        str(worker.replicas) if worker else UNKNOWN,
-        figures(status).get("percent", UNKNOWN),
-        rate(status.progress.examples_per_second if status.progress else None),
-        str(status.attempt or UNKNOWN),
-        age(job, now),
-    ]

@@ -78,10 +78,12 @@ def list_jobs(
         ListFormat | None, typer.Option("--output", "-o", help="Print JSON, YAML, names or more columns.")
     ] = None,
 ) -> None:
-    """List jobs with their phase, progress and rate.
+    """List jobs with their state, progress, rate and GPUs.
 
-    PROGRESS is the share of the steps that are done. EX/S is examples per second of all ranks together. With
-    `--past`, the jobs are those of the history in the bucket, newest first, of all namespaces without `-n`.
+    STATE is the phase, or in its place what a person must know, such as Stalled; `-o wide` says why. PROGRESS is the
+    share of the steps that are done. EX/S is examples per second of all ranks together. GPUS counts the accelerators
+    that the job asks for. With `--past`, the jobs are those of the history in the bucket, newest first, of all
+    namespaces without `-n`.
 
     ```
     dtj list -A

@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dtj.cli.durations import brief
-from dtj.cli.job_table import PHASE_STYLES
-from dtj.cli.progress import UNKNOWN, figures, rate
+from dtj.cli.job_table import COLUMNS, NUMBERS, WIDE_COLUMNS, figure_cells, state_of_status, wide_cells
+from dtj.cli.progress import UNKNOWN
 from dtj.cli.tables import columns
 from dtj.client.past_job import written
+from dtj.status.state import shown_state
 
 if TYPE_CHECKING:
     from dtj.client import PastJob
@@ -23,11 +24,8 @@ NO_END = "No end recorded"
 
 def past_table(jobs: Iterable[PastJob], now: datetime, *, wide: bool = False) -> Table:
     """Return a table with one line for each job. wide: whether to show the columns of `-o wide` too."""
-    more = ("UID", "TOOK", "RESTARTS", "FAILURE", "NODES", "URI") if wide else ()
-    table = columns(
-        "NAMESPACE", "NAME", "PHASE", "STRATEGY", "WORKERS", "PROGRESS", "EX/S", "ATTEMPT", "AGE", "ENDED", *more,
-        right=("WORKERS", "PROGRESS", "EX/S", "ATTEMPT", "TOOK", "RESTARTS"),
-    )  # fmt: skip
+    more = (*WIDE_COLUMNS[:-1], "TOOK", "NODES", "UID", "URI", WIDE_COLUMNS[-1]) if wide else ()
+    table = columns("NAMESPACE", *COLUMNS, "ENDED", *more, right=(*NUMBERS, "TOOK"))
     for job in jobs:
         table.add_row(*_cells(job, now), *(_wide_cells(job) if wide else ()))
     return table
@@ -39,16 +37,11 @@ def as_data(jobs: Sequence[PastJob]) -> list[dict[str, Any]]:
 
 
 def _cells(job: PastJob, now: datetime) -> list[str | Text]:
-    status = job.status
     return [
         job.namespace,
         job.name,
-        Text(job.phase.value, PHASE_STYLES[job.phase]) if job.phase else Text(_without_phase(job), "yellow"),
-        job.strategy or UNKNOWN,
-        UNKNOWN if job.workers is None else str(job.workers),
-        figures(status).get("percent", UNKNOWN),
-        rate(status.progress.examples_per_second if status.progress else None),
-        str(status.attempt or UNKNOWN),
+        state_of_status(job.status) or Text(_without_phase(job), "yellow"),
+        *figure_cells(job.status),
         brief((now - job.created).total_seconds()),
         _ended(job),
     ]
@@ -73,20 +66,15 @@ def _ended(job: PastJob) -> str:
 
 
 def _wide_cells(job: PastJob) -> list[str]:
-    restarts, failure = job.status.restarts, job.status.failure
     nodes = sorted({pod.node for pod in job.end.pods if pod.node}) if job.end else []
-    return [
-        job.uid,
-        UNKNOWN if job.seconds is None else brief(job.seconds),
-        str(restarts.of_training) if job.phase else UNKNOWN,
-        (failure.failure_class or UNKNOWN) if failure else UNKNOWN,
-        ",".join(nodes) or UNKNOWN,
-        job.uri,
-    ]
+    *cells, reason = wide_cells(job.status, job.strategy, job.workers, job.state)
+    took = UNKNOWN if job.seconds is None else brief(job.seconds)
+    return [*cells, took, ",".join(nodes) or UNKNOWN, job.uid, job.uri, reason]
 
 
 def _plain(job: PastJob) -> dict[str, Any]:
     end = job.end
+    state, reason = shown_state(job.status)
     record = end and {
         "time": written(end.time),
         "by": end.by,
@@ -103,6 +91,8 @@ def _plain(job: PastJob) -> dict[str, Any]:
         "source": "cluster" if job.present is not None else "bucket",
         "strategy": job.strategy,
         "workers": job.workers,
+        "state": state,
+        "reason": job.state or reason,
         "endTime": written(job.ended) if job.ended else None,
         "lastSign": written(job.last_sign) if job.last_sign else None,
         "fault": job.fault,

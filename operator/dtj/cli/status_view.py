@@ -15,7 +15,7 @@ from rich.text import Text
 from dtj.api.condition_types import ConditionType
 from dtj.api.status import Condition, ConditionStatus, Failure, JobStatus
 from dtj.cli.durations import brief
-from dtj.cli.job_table import age, event_table, phase_text
+from dtj.cli.job_table import age, event_table, state_text
 from dtj.cli.progress import UNKNOWN, figures
 from dtj.cli.replica_state import replica_state
 from dtj.cli.tables import columns
@@ -56,7 +56,7 @@ def status_view(
 
 def one_line(job: DistributedTrainingJob) -> str:
     """Return the state of a job in one line, for a log."""
-    words = [job.name, phase_text(job).plain, f"attempt {job.status.attempt}"]
+    words = [job.name, state_text(job).plain, f"attempt {job.status.attempt}"]
     return ", ".join(words + _known(job.status, "step", *_MEASURES))
 
 
@@ -84,7 +84,7 @@ def _parts(
 
 
 def _headline(job: DistributedTrainingJob, now: datetime) -> Text:
-    line = Text.assemble((job.name, "bold"), f" in {job.namespace}: ", phase_text(job))
+    line = Text.assemble((job.name, "bold"), f" in {job.namespace}: ", state_text(job))
     line.append(f", {job.spec.strategy}")
     if job.status.attempt > 1:
         line.append(f", attempt {job.status.attempt}")

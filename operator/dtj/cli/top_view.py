@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dtj.api.quantities import amount
-from dtj.cli.job_table import phase_text
+from dtj.cli.job_table import state_text
 from dtj.cli.progress import UNKNOWN, figures
 from dtj.cli.replica_state import replica_state
 from dtj.cli.status_view import ranks_of
@@ -55,7 +55,7 @@ def top_view(
 
 
 def _headline(job: DistributedTrainingJob) -> Text:
-    line = Text.assemble((job.name, "bold"), ": ", phase_text(job))
+    line = Text.assemble((job.name, "bold"), ": ", state_text(job))
     if (rate := figures(job.status).get("rate")) and not job.status.finished:
         line.append(f", {rate} over all ranks")
     return line

@@ -36,6 +36,8 @@ _PASSING = (QUIET - {Reason.POD_NOT_STARTED}) | {
     Reason.MPIJOB_RESUMED,
     *(frozenset(FAILURE_CLASSES) - OBSTACLES),
 }
+# These conditions last before they are set, or say where the job is.
+_AT_ONCE = frozenset({Reason.QUEUED, Reason.POD_NOT_STARTED, Reason.MPIJOB_NOT_TAKEN_UP})
 # Classes of failures that say more than the reason of Failed, and are no words of jobs that may still run.
 FAILURE_WORDS = (
     frozenset(FAILURE_CLASSES)
@@ -111,9 +113,10 @@ def _waiting(status: JobStatus, phase: Phase, now: datetime | None) -> State:
         cause = _message(status, ConditionType.RESTARTING)
     if running is None or running.status is not ConditionStatus.FALSE or running.reason in _PASSING:
         return State(phase.value, cause)
-    left = LASTING_SECONDS - seconds_since(_since(status, running), now) if now else 0.0
-    word, message = _obstacle(running, phase), _line(running.message)
-    return State(phase.value, message, left) if left > 0 and word != phase else State(word, message)
+    word, message, left = _obstacle(running, phase), _line(running.message), 0.0
+    if now is not None and word != phase and running.reason not in _AT_ONCE:
+        left = LASTING_SECONDS - seconds_since(_since(status, running), now)
+    return State(phase.value, message, left) if left > 0 else State(word, message)
 
 
 def _since(status: JobStatus, running: Condition) -> str:

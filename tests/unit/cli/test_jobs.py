@@ -113,7 +113,7 @@ def test_list_is_a_table_as_wide_as_it_must_be(client: type[FakeClient]) -> None
     client.jobs["a-job-with-a-long-name" * 4] = job("Running", "a-job-with-a-long-name" * 4)
     result = call("list", "-A")
     heading, *lines = result.stdout.splitlines()
-    assert heading.split()[:3] == ["NAMESPACE", "NAME", "PHASE"]
+    assert heading.split()[:3] == ["NAMESPACE", "NAME", "STATE"]
     assert [line.split()[2] for line in lines] == ["Succeeded", "Running"]
     assert not any(line.endswith(" ") for line in lines)
     assert ("list", True) in client.calls
@@ -122,8 +122,8 @@ def test_list_is_a_table_as_wide_as_it_must_be(client: type[FakeClient]) -> None
 def test_list_prints_names_or_more_columns(client: type[FakeClient]) -> None:
     assert call("list", "-o", "name").stdout == "mnist\n"
     heading, row = call("list", "-o", "wide").stdout.splitlines()
-    assert heading.split()[-3:] == ["UID", "RESTARTS", "URI"]
-    assert row.split()[-3:] == [client.jobs["mnist"].uid, "0", "-"]
+    assert heading.split()[-2:] == ["INFRA-RESTARTS", "REASON"]
+    assert row.split()[-2:] == ["0", "-"]
 
 
 def test_list_says_where_there_are_no_jobs(client: type[FakeClient]) -> None:

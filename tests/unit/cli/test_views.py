@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import io
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from rich.console import RenderableType
 
 from dtj.cli.durations import brief, seconds_of
-from dtj.cli.job_table import event_table, job_table
+from dtj.cli.job_table import COLUMNS, WIDE_COLUMNS, event_table, job_table
 from dtj.cli.logs import LinePainter
 from dtj.cli.replica_state import replica_state
 from dtj.cli.status_view import one_line, status_view
@@ -127,20 +128,27 @@ def test_ages_are_told_in_two_units(seconds: float, text: str) -> None:
 def test_a_list_has_a_line_for_each_job() -> None:
     jobs = [job(RUNNING), job()]
     assert rendered(job_table(jobs, at(90))) == [
-        "NAME    PHASE     STRATEGY   WORKERS   PROGRESS    EX/S   ATTEMPT   AGE",
-        "mnist   Running   Horovod          2      48.2%   4,689         2   90s",
-        "mnist   -         Horovod          2          -       -         -   90s",
+        "NAME    STATE     PROGRESS    EX/S   GPUS   AGE",
+        "mnist   Running      48.2%   4,689      -   90s",
+        "mnist   -                -       -      -   90s",
     ]
 
 
-def test_a_list_names_the_trouble_of_a_running_job() -> None:
-    condition = {**RUNNING["conditions"][0], "type": "CheckpointDelayed", "reason": "CheckpointIncomplete"}
-    troubled = {**RUNNING, "conditions": [*RUNNING["conditions"], condition]}
-    ended = {**troubled, "phase": "Succeeded"}
-    phases = [
-        line.split("   ")[1].strip() for line in rendered(job_table([job(troubled), job(ended)], at(90)))
+def test_a_list_names_the_trouble_of_a_job_and_why() -> None:
+    stored = {**RUNNING, "state": "Stalled", "message": "the step has stayed at 7", "gpus": 64}
+    condition = {**RUNNING["conditions"][0], "type": "CheckpointDelayed", "message": "a.pt is missing"}
+    # Of an earlier operator, which stores no state.
+    unstored = {**RUNNING, "conditions": [*RUNNING["conditions"], condition]}
+    jobs = [job(stored), job(unstored), job({**unstored, "phase": "Succeeded"})]
+    heading, *lines = (
+        re.split(r" {2,}", line) for line in rendered(job_table(jobs, at(90), wide=True), width=200)
+    )
+    assert heading == [*COLUMNS, *WIDE_COLUMNS]
+    assert [(line[1], line[4], line[-1]) for line in lines] == [
+        ("Stalled", "64", "the step has stayed at 7"),
+        ("CheckpointDelayed", "-", "a.pt is missing"),
+        ("Succeeded", "-", "a.pt is missing"),
     ]
-    assert phases == ["PHASE", "Running, CheckpointDelayed", "Succeeded"]
 
 
 def test_the_status_says_from_which_checkpoints_the_job_goes_on() -> None:
