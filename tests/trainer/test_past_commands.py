@@ -109,7 +109,7 @@ def test_the_list_has_the_columns_of_jobs_and_the_end(uri: str) -> None:
     assert first[7] == text(OTHER.created + timedelta(minutes=1))
     assert second[2] == "No end recorded"
     assert second[-1] == "no sign"
-    assert third[2] == "BackoffLimitExceeded"
+    assert third[2] == "Failed"
     assert "Running" not in listed.stdout
 
 

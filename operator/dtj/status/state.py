@@ -12,7 +12,7 @@ from datetime import datetime
 
 from dtj.api.condition_types import OF_UPLOADS, ConditionType
 from dtj.api.failure_classes import FAILURE_CLASSES, OBSTACLES, OperatorFailureClass
-from dtj.api.reasons import QUIET, Reason
+from dtj.api.reasons import FAILED, QUIET, Reason
 from dtj.api.status import Condition, ConditionStatus, JobStatus, Phase
 from dtj.status.decision import Decision
 from dtj.status.times import seconds_since
@@ -136,7 +136,7 @@ def _failed(status: JobStatus) -> str:
     failed = status.condition(ConditionType.FAILED)
     if kind in FAILURE_WORDS:
         return str(kind)
-    return failed.reason if failed is not None and _WORD.fullmatch(failed.reason) else Phase.FAILED.value
+    return failed.reason if failed is not None and failed.reason in FAILED else Phase.FAILED.value
 
 
 def _upload_trouble(status: JobStatus) -> str | None:
