@@ -44,7 +44,7 @@ def job_table(
     for job in jobs:
         worker = job.spec.replica_specs.worker
         more = wide_cells(job.status, job.spec.strategy, worker.replicas if worker else None) if wide else []
-        cells = [job.name, state_text(job), *figure_cells(job.status), age(job, now)]
+        cells: list[str | Text] = [job.name, state_text(job), *figure_cells(job.status), age(job, now)]
         table.add_row(*([job.namespace] if namespaces else []), *cells, *more)
     return table
 
