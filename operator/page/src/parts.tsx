@@ -8,7 +8,7 @@ import { sortOf, stateOf } from "./states";
 import type { JobRow, Progress } from "./api";
 import type { Sort } from "./states";
 
-const ICONS: Record<Sort, string> = { running: "▶", trouble: "⚠", queued: "◷", failed: "✕", good: "✓", rests: "⏸" };
+const ICONS: Record<Sort, string> = { running: "▶", trouble: "⚠", queued: "◷", failed: "✕", good: "✓", rests: "‖" };
 
 export function Icon({ sort }: { sort: Sort }) {
   return (
