@@ -124,6 +124,15 @@ def test_is_it_slow_or_stuck(browser: Browser, ui: Ui) -> None:
         assert "step 120/200" in visit.page.locator(".sentence").inner_text()
         visit.page.get_by_role("heading", name="loss").wait_for()
         assert "Dashed vertical lines: restarts, at steps 60, 120." in visit.page.locator("main").inner_text()
+        charts = visit.page.locator(".drawing:has(canvas)")
+        until(lambda: charts.count() == 3, "the curves are drawn")
+        charts.first.focus()
+        visit.page.keyboard.press("ArrowRight")
+        visit.page.keyboard.press("ArrowRight")
+        for measure, value in (("loss", "1"), ("examplesPerSecond", "102")):
+            table = visit.page.get_by_role("region", name=f"Values of {measure}", exact=True)
+            table.get_by_role("columnheader", name="Here").wait_for()
+            assert table.locator("tbody td").all_inner_texts()[:2] == ["2", value]
         pods = visit.page.get_by_role("region", name="Pods").inner_text()
         assert re.search(r"running-worker-1\s+1\s+node-1\s+Running", pods)
 

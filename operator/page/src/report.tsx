@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { download, Refused, reportPath } from "./api";
-import { Command, Loading, Problem } from "./parts";
+import { Command, Problem } from "./parts";
 import { usePolled } from "./polled";
 import { Sortable } from "./sortable";
 import type { JobKey, Report } from "./api";
@@ -59,7 +59,6 @@ export function ReportOf({ jobs }: { jobs: JobKey[] }) {
         </button>
       </div>
       <Problem problem={problem ?? failed} />
-      {!shown && !problem && <Loading what="the report" />}
       {!shown && !problem && <p>The report is being made.</p>}
       {shown && (
         <>
