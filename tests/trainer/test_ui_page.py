@@ -185,7 +185,7 @@ def test_columns_filter_and_order(browser: Browser, ui: Ui) -> None:
         names = visit.page.locator("tbody th")
         names.first.wait_for()
         visit.page.get_by_text("Columns", exact=True).click()
-        visit.page.get_by_label("--note").check()
+        visit.page.get_by_role("checkbox", name="--note").check()
         visit.page.get_by_role("button", name="--note").click()
         assert names.all_inner_texts() == ["failed", "running", "succeeded", "suspended", "unschedulable"]
         visit.page.get_by_role("button", name="Accuracy").click()
