@@ -63,12 +63,10 @@ def test_which_was_the_fastest_and_what_differs(browser: Browser, ui: Ui) -> Non
         visit.page.get_by_label("Select running").check()
         visit.page.get_by_label("Select succeeded").check()
         visit.page.get_by_role("link", name="Compare 2 jobs").click()
-        rows = visit.page.get_by_role("region", name="Compared jobs").locator("tbody tr")
-        rows.first.wait_for()
-        assert [row.inner_text().split("\t")[::3] for row in rows.all()] == [
-            ["ml/succeeded", "1s"],
-            ["ml/running", "1m57s"],
-        ]
+        table = visit.page.get_by_role("region", name="Compared jobs")
+        table.get_by_text("1m57s").wait_for()
+        table.get_by_text("1s", exact=True).wait_for()
+        assert table.locator("tbody a").all_inner_texts() == ["ml/succeeded", "ml/running"]
         differing = visit.page.get_by_role("region", name="What differs").inner_text()
         assert re.search(r"--note\s+(running\s+succeeded|succeeded\s+running)", differing)
         until(lambda: visit.page.locator(".plot canvas").count() == 3, "the curves are drawn")
@@ -126,6 +124,15 @@ def test_is_it_slow_or_stuck(browser: Browser, ui: Ui) -> None:
         assert "step 120/200" in visit.page.locator(".sentence").inner_text()
         visit.page.get_by_role("heading", name="loss").wait_for()
         assert "Dashed vertical lines: restarts, at steps 60, 120." in visit.page.locator("main").inner_text()
+        charts = visit.page.locator(".drawing:has(canvas)")
+        until(lambda: charts.count() == 3, "the curves are drawn")
+        charts.first.focus()
+        visit.page.keyboard.press("ArrowRight")
+        visit.page.keyboard.press("ArrowRight")
+        for measure, value in (("loss", "1"), ("examplesPerSecond", "102")):
+            table = visit.page.get_by_role("region", name=f"Values of {measure}", exact=True)
+            table.get_by_role("columnheader", name="Here").wait_for()
+            assert table.locator("tbody td").all_inner_texts()[:2] == ["2", value]
         pods = visit.page.get_by_role("region", name="Pods").inner_text()
         assert re.search(r"running-worker-1\s+1\s+node-1\s+Running", pods)
 
@@ -178,7 +185,7 @@ def test_columns_filter_and_order(browser: Browser, ui: Ui) -> None:
         names = visit.page.locator("tbody th")
         names.first.wait_for()
         visit.page.get_by_text("Columns", exact=True).click()
-        visit.page.get_by_label("--note").check()
+        visit.page.get_by_role("checkbox", name="--note").check()
         visit.page.get_by_role("button", name="--note").click()
         assert names.all_inner_texts() == ["failed", "running", "succeeded", "suspended", "unschedulable"]
         visit.page.get_by_role("button", name="Accuracy").click()
@@ -309,6 +316,9 @@ def test_axes_say_what_the_curves_have(browser: Browser, ui: Ui) -> None:
         open_job(visit.page, "running")
         for width in (1200, 400):
             visit.page.set_viewport_size({"width": width, "height": 900})
+            closed = visit.page.get_by_text("Bookkeeping and constants")
+            if width == 1200:
+                closed.click()
             for measure in SERIES:
                 canvas = drawing_of(visit.page, measure, "canvas")
                 until(

@@ -173,7 +173,7 @@ def test_the_curves_of_two_ranks(browser: Browser, ui: Ui) -> None:
         open_job(page, "stalled")
         page.get_by_text("Utilisation of each rank").click()
         page.get_by_role("heading", name="Read from disks").wait_for()
-        memory = page.get_by_role("region", name="Last values of Memory", exact=True)
+        memory = page.get_by_role("region", name="Values of Memory", exact=True)
         assert memory.locator("tbody tr").count() == 5
         page.get_by_label("Ranks", exact=True).fill("3, 0")
         page.get_by_role("button", name="Draw").click()

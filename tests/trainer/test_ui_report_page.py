@@ -103,8 +103,8 @@ def test_options_of_past_jobs_are_columns(browser: Browser, ui: Ui) -> None:
         page.get_by_role("link", name="gone", exact=True).wait_for()
         assert not any("past/options" in url for url in asked)
         page.get_by_text("Columns", exact=True).click()
-        page.get_by_label("--api-key").check()
-        page.get_by_label("--lr").check()
+        page.get_by_role("checkbox", name="--api-key").check()
+        page.get_by_role("checkbox", name="--lr").check()
         lines = page.get_by_role("region", name="Jobs").locator("tbody tr")
         rows = {row.locator("th").inner_text(): row.inner_text() for row in lines.all()}
         assert re.search(r"\(hidden\)\s+0\.5$|0\.5\s+\(hidden\)$", rows["gone"])

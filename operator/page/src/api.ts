@@ -23,6 +23,11 @@ export interface JobRow {
   name: string;
   uid: string;
   phase: string;
+  /** The phase, or the lasting trouble in its place. */
+  state?: string | null;
+  /** Why, in one line. */
+  reason?: string | null;
+  gpus?: number | null;
   sentence: string;
   strategy: string | null;
   workers: number | null;
@@ -61,6 +66,8 @@ export interface Curve {
 export interface Curves {
   curves: Curve[];
   restarts: number[];
+  /** Steps and their epochs, by step. */
+  epochs?: [number, number][];
   started: number | null;
   leftOut: number;
 }

@@ -5,13 +5,17 @@ import { Actions } from "./actions";
 import { download, hasBucket, jobPath, keyOf, Refused } from "./api";
 import { bytes, NONE, number, since } from "./format";
 import { Logs } from "./logs";
-import { Command, copyLine, Head, Phase, Problem, ProgressBar, Table, Title } from "./parts";
-import { Plot } from "./plot";
+import { Command, copyLine, Head, Loading, Problem, ProgressBar, State, Table, Title } from "./parts";
+import { axesOf, Charts, curveOver, restartsOver, useColours } from "./charts";
 import { SaveAsFile } from "./saving";
 import { usePolled } from "./polled";
 import { Ranks } from "./ranks";
 import { Stacks } from "./stacks";
+import { COLOURS, PLACES } from "./series";
 import type { Artifact, Curves, JobKey, JobView } from "./api";
+import type { Chart } from "./charts";
+import type { Line } from "./plot";
+import type { X } from "./series";
 
 const MOST_DOWNLOAD = 256 * 1024 * 1024;
 
@@ -22,6 +26,7 @@ export function Job({ job }: { job: JobKey }) {
     <>
       <Title>{job.name}</Title>
       <Problem problem={problem} />
+      {!view && !problem && <Loading what="the job" />}
       {view && <Shown view={view} changed={again} />}
     </>
   );
@@ -32,6 +37,7 @@ function Shown({ view, changed }: { view: JobView; changed: () => void }) {
   const facts: [string, string][] = [
     ["Strategy", row.strategy ?? NONE],
     ["Workers", number(row.workers)],
+    ...(typeof row.gpus === "number" ? [["GPUs", number(row.gpus)] as [string, string]] : []),
     ["Attempt", number(row.attempt)],
     ["Age", since(row.created)],
   ];
@@ -51,7 +57,7 @@ function Shown({ view, changed }: { view: JobView; changed: () => void }) {
   return (
     <>
       <p class="sentence" aria-live="polite">
-        <Phase phase={row.phase} /> {row.sentence}
+        <State job={row} /> {row.sentence}
       </p>
       {view.note && <p>{view.note}</p>}
       <ProgressBar progress={row.progress} name={row.name} />
@@ -102,34 +108,38 @@ function CurvesOf({ view }: { view: JobView }) {
   const { ended } = view.row;
   const path = hasBucket(view) ? jobPath(keyOf(view.row), ["curves"]) : null;
   const { data, problem } = usePolled<Curves>(path, ended ? 0 : 10);
-  const groups = useMemo(() => grouped(data), [data]);
+  const [x, choose] = useState<X>("step");
+  const { uid } = view.row;
+  const place = useColours([uid])[uid] ?? 0;
+  const charts = useMemo(() => grouped(data, x, place), [data, x, place]);
+  const restarts = useMemo(() => (data ? restartsOver(data, x) : []), [data, x]);
   if (!path) return null;
   return (
     <>
       <h2>Curves</h2>
       <Problem problem={problem} />
-      {data && groups.length === 0 && <p>The program has reported no metrics yet.</p>}
+      {!data && !problem && <Loading what="the curves" />}
+      {data && charts.length === 0 && <p>The program has reported no metrics yet.</p>}
       {data && data.restarts.length > 0 && (
         <p>Dashed vertical lines: restarts, at {data.restarts.length === 1 ? "step" : "steps"} {data.restarts.join(", ")}.</p>
       )}
-      <div class="plots">
-        {groups.map(([title, lines]) => (
-          <Plot key={title} title={title} lines={lines} restarts={data?.restarts ?? []} />
-        ))}
-      </div>
+      {data && <Charts charts={charts} restarts={restarts} group="curves" x={{ at: x, offered: axesOf([data]), choose }} />}
     </>
   );
 }
 
 /** The same measure of training and test stands in one drawing. */
-function grouped(curves: Curves | undefined) {
-  const groups = new Map<string, { label: string; curve: Curves["curves"][number] }[]>();
+function grouped(curves: Curves | undefined, x: X, place: number): Chart[] {
+  const groups = new Map<string, Line[]>();
   for (const curve of curves?.curves ?? []) {
-    const [kind, measure] = curve.name.split(" ", 2);
-    const title = measure ?? curve.name;
-    groups.set(title, [...(groups.get(title) ?? []), { label: kind ?? curve.name, curve }]);
+    const [kind = "", ...words] = curve.name.split(" ");
+    const title = words.join(" ") || curve.name;
+    const lines = groups.get(title) ?? [];
+    // The colour is that of the run, and the form of the line that of the kind.
+    lines.push({ label: kind, curve: curveOver(curve, curves!, x), place: (place + COLOURS * lines.length) % PLACES });
+    groups.set(title, lines);
   }
-  return [...groups];
+  return [...groups].map(([title, lines]) => ({ title, lines }));
 }
 
 function Pods({ view }: { view: JobView }) {
@@ -197,6 +207,7 @@ function Files({ view }: { view: JobView }) {
     <details onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>Files in the bucket</summary>
       <Problem problem={problem ?? failed} />
+      {open && !data && !problem && <Loading what="the files" />}
       {data && (
         <Table label="Files in the bucket">
           <Head names={["File", "Size", "Save"]} />

@@ -1,65 +1,27 @@
 /** The jobs as a table with columns one chooses, filtered, sorted, and selected for a comparison. */
 
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { usePastOptions } from "./past";
 import { usePolled } from "./polled";
-import { NONE, number, since } from "./format";
-import { Phase, Problem, ProgressBar, Table, Title } from "./parts";
+import { cellOf, chosen, keep, NUMBERS, offeredFor, ordered } from "./columns";
+import { number } from "./format";
+import { Icon, Loading, Problem, Table, Title } from "./parts";
 import { keyOf } from "./api";
 import { href, jobWord } from "./route";
+import { gpusInUse, grouped, sortOf, stateOf, totalsOf } from "./states";
 import type { About, JobRow } from "./api";
-import type { ComponentChildren } from "preact";
+import type { Sort, Totals } from "./states";
 
-interface Column {
-  name: string;
-  /** What the column is sorted by. */
-  value: (job: JobRow) => string | number | null | undefined;
-  cell?: (job: JobRow) => ComponentChildren;
-}
-
-const COLUMNS: Column[] = [
-  { name: "Namespace", value: (job) => job.namespace },
-  { name: "Phase", value: (job) => job.phase, cell: (job) => <Phase phase={job.phase} /> },
-  { name: "State", value: (job) => job.sentence },
-  { name: "Strategy", value: (job) => job.strategy },
-  { name: "Workers", value: (job) => job.workers },
-  {
-    name: "Progress",
-    value: (job) => job.progress?.percent,
-    cell: (job) => <ProgressBar progress={job.progress} name={job.name} />,
-  },
-  { name: "Step", value: (job) => job.progress?.step },
-  { name: "Loss", value: (job) => job.progress?.loss },
-  { name: "Accuracy", value: (job) => job.progress?.accuracy },
-  { name: "Examples/s", value: (job) => job.progress?.examplesPerSecond },
-  { name: "Attempt", value: (job) => job.attempt },
-  { name: "Restarts", value: (job) => job.restarts },
-  { name: "Age", value: (job) => job.created && -Date.parse(job.created), cell: (job) => since(job.created) },
-  {
-    name: "Took",
-    value: (job) => job.ended && job.created && Date.parse(job.ended) - Date.parse(job.created),
-    cell: (job) => (job.ended ? since(job.created, Date.parse(job.ended)) : NONE),
-  },
+/** Rows of one page of the table. */
+const PAGE = 50;
+const WORDS: [Sort, string][] = [
+  ["running", "running"],
+  ["trouble", "in trouble"],
+  ["queued", "queued"],
+  ["failed", "failed"],
+  ["good", "succeeded"],
 ];
-const SHOWN = ["Phase", "Strategy", "Workers", "Progress", "Loss", "Accuracy", "Examples/s", "Age"];
-const CHOICE = "dtj-ui-columns";
-
-function chosen(): string[] {
-  try {
-    const stored: unknown = JSON.parse(localStorage.getItem(CHOICE) ?? "null");
-    return Array.isArray(stored) ? stored.map(String) : SHOWN;
-  } catch {
-    return SHOWN;
-  }
-}
-
-function compared(a: string | number | null | undefined, b: string | number | null | undefined): number {
-  const [first, second] = [a ?? "", b ?? ""];
-  // What is unknown comes last, in either direction.
-  if (first === "" || second === "") return 0;
-  if (typeof first === "number" && typeof second === "number") return first - second;
-  return String(first).localeCompare(String(second), "en", { numeric: true });
-}
+type Among = Sort | "gpus" | undefined;
 
 export function List({ about }: { about: About | undefined }) {
   const [everywhere, setEverywhere] = useState(false);
@@ -67,6 +29,10 @@ export function List({ about }: { about: About | undefined }) {
   const [columns, setColumns] = useState(chosen);
   const [order, setOrder] = useState<{ column: string; down: boolean }>();
   const [withPast, setWithPast] = useState(false);
+  const [sort, setAmong] = useState<Among>();
+  const [by, setBy] = useState("");
+  const [closed, setClosed] = useState<ReadonlySet<string>>(new Set());
+  const [pageWanted, setPage] = useState(0);
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
   const { data: present, problem } = usePolled<JobRow[]>(`jobs?all_namespaces=${everywhere}`, 3);
   const { data: past, problem: noPast } = usePolled<JobRow[]>(withPast ? "past?limit=1000" : null, 60);
@@ -86,37 +52,42 @@ export function List({ about }: { about: About | undefined }) {
     [present, past, options, everywhere, about],
   );
 
-  const offered = useMemo(() => {
-    const names = new Set((jobs ?? []).flatMap((job) => Object.keys(job.arguments)));
-    const options = [...names].sort().map((name) => ({
-      name: `--${name}`,
-      value: (job: JobRow) => {
-        const text = job.arguments[name];
-        return text === undefined || text === "" || Number.isNaN(Number(text)) ? text : Number(text);
-      },
-      cell: (job: JobRow) => job.arguments[name] ?? NONE,
-    }));
-    return [...COLUMNS, ...options];
-  }, [jobs]);
-  const shown = offered.filter((column) => columns.includes(column.name));
+  const offered = useMemo(() => offeredFor(jobs ?? []), [jobs]);
+  const shown = columns.map((name) => offered.find((column) => column.name === name)).filter((column) => column !== undefined);
 
-  const rows = useMemo(() => {
+  const fitting = useMemo(() => {
     const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
-    const found = (jobs ?? []).filter((job) => {
-      const text = `${job.namespace} ${job.name} ${job.phase} ${job.strategy ?? ""} ${job.sentence}`.toLowerCase();
+    return (jobs ?? []).filter((job) => {
+      if (!words.length) return true;
+      const text = [job.namespace, job.name, job.phase, stateOf(job), job.strategy, job.sentence, job.reason].join(" ").toLowerCase();
       return words.every((word) => text.includes(word));
     });
-    const by = offered.find((column) => column.name === order?.column);
-    if (!by || !order) return found;
-    const known = found.filter((job) => by.value(job) !== null && by.value(job) !== undefined);
-    const unknown = found.filter((job) => !known.includes(job));
-    known.sort((a, b) => compared(by.value(a), by.value(b)) * (order.down ? -1 : 1));
-    return [...known, ...unknown];
-  }, [jobs, wanted, order, offered]);
+  }, [jobs, wanted]);
+  const totals = useMemo(() => totalsOf(fitting), [fitting]);
+  const rows = useMemo(() => {
+    const found = sort ? fitting.filter((job) => (sort === "gpus" ? gpusInUse(job) > 0 : sortOf(job) === sort)) : fitting;
+    const column = offered.find((each) => each.name === order?.column);
+    const name = { name: "Name", value: (job: JobRow) => job.name };
+    return order ? ordered(found, column ?? name, order.down) : found;
+  }, [fitting, sort, order, offered]);
+  const groups = useMemo((): [string, JobRow[]][] => {
+    const column = offered.find((each) => each.name === by);
+    return column ? grouped(rows, (job) => String(column.value(job) ?? "–")) : [["", rows]];
+  }, [rows, by, offered]);
+  // A closed group takes no place on a page.
+  const visible = groups.flatMap(([group, members]) => (closed.has(group) ? [] : members.map((job) => ({ group, job }))));
+  const pages = Math.max(1, Math.ceil(visible.length / PAGE));
+  const page = Math.min(pageWanted, pages - 1);
+  const onPage = visible.slice(page * PAGE, (page + 1) * PAGE);
+  const groupsOnPage = groups
+    .map(([group, members]) => ({ group, members, here: onPage.filter((each) => each.group === group) }))
+    .filter(({ group, here }) => here.length || closed.has(group));
+  useEffect(() => setPage(0), [wanted, sort, order, by]);
+  useEffect(() => setClosed(new Set()), [by]);
 
   const choose = (name: string, on: boolean) => {
     const next = on ? [...columns, name] : columns.filter((each) => each !== name);
-    localStorage.setItem(CHOICE, JSON.stringify(next));
+    keep(next);
     setColumns(next);
   };
   const select = (key: string, on: boolean) => {
@@ -125,7 +96,12 @@ export function List({ about }: { about: About | undefined }) {
     else next.delete(key);
     setSelected(next);
   };
-  const sort = (column: string) => setOrder({ column, down: order?.column === column ? !order.down : false });
+  const sortBy = (column: string) => setOrder({ column, down: order?.column === column ? !order.down : false });
+  const fold = (group: string) => {
+    const next = new Set(closed);
+    if (!next.delete(group)) next.add(group);
+    setClosed(next);
+  };
   const among = rows.map((job) => jobWord(keyOf(job))).filter((key) => selected.has(key));
 
   return (
@@ -133,6 +109,8 @@ export function List({ about }: { about: About | undefined }) {
       <Title>Jobs</Title>
       <Problem problem={problem} />
       <Problem problem={withPast ? (noPast ?? noOptions) : undefined} />
+      {!jobs && !problem && <Loading what="the jobs" />}
+      {jobs && jobs.length > 0 && <Sums totals={totals} all={fitting.length} chosen={sort} choose={setAmong} />}
       <div class="bar">
         <label>
           Filter <input type="search" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
@@ -144,6 +122,17 @@ export function List({ about }: { about: About | undefined }) {
         <label>
           <input type="checkbox" checked={withPast} onChange={(event) => setWithPast(event.currentTarget.checked)} />{" "}
           Past jobs
+        </label>
+        <label>
+          Group by{" "}
+          <select value={by} onChange={(event) => setBy(event.currentTarget.value)}>
+            <option value="">nothing</option>
+            {offered
+              .filter(({ name }) => ["Namespace", "Strategy", "State"].includes(name) || name.startsWith("--"))
+              .map(({ name }) => (
+                <option key={name}>{name}</option>
+              ))}
+          </select>
         </label>
         <details onToggle={(event) => setChoosing(event.currentTarget.open)}>
           <summary>Columns</summary>
@@ -186,9 +175,10 @@ export function List({ about }: { about: About | undefined }) {
                 <th
                   key={column.name}
                   scope="col"
+                  class={NUMBERS.has(column.name) ? "number" : undefined}
                   aria-sort={order?.column === column.name ? (order.down ? "descending" : "ascending") : "none"}
                 >
-                  <button type="button" class="head" onClick={() => sort(column.name)}>
+                  <button type="button" class="head" onClick={() => sortBy(column.name)}>
                     {column.name}
                     <span aria-hidden="true">{order?.column === column.name ? (order.down ? " ▼" : " ▲") : ""}</span>
                   </button>
@@ -196,37 +186,85 @@ export function List({ about }: { about: About | undefined }) {
               ))}
             </tr>
           </thead>
-          <tbody>
-            {rows.map((job) => {
-              const key = jobWord(keyOf(job));
-              return (
-                <tr key={key}>
-                  <td>
-                    <input
-                      type="checkbox"
-                      aria-label={`Select ${job.name}${job.past ? `, ${job.uid}` : ""}`}
-                      checked={selected.has(key)}
-                      onChange={(event) => select(key, event.currentTarget.checked)}
-                    />
-                  </td>
-                  <th scope="row">
-                    <a href={href("jobs", key)}>{job.name}</a>
+          {groupsOnPage.map(({ group, members, here }) => (
+            <tbody key={group}>
+              {by && (
+                <tr class="group">
+                  <th scope="rowgroup" colSpan={shown.length + 2}>
+                    <button type="button" class="head" aria-expanded={!closed.has(group)} onClick={() => fold(group)}>
+                      <span aria-hidden="true">{closed.has(group) ? "▸" : "▾"}</span> {by} {group} ({number(members.length)})
+                    </button>
                   </th>
-                  {shown.map((column) => (
-                    <td key={column.name}>{cellOf(column, job)}</td>
-                  ))}
                 </tr>
-              );
-            })}
-          </tbody>
+              )}
+              {here.map(({ job }) => {
+                const key = jobWord(keyOf(job));
+                return (
+                  <tr key={key}>
+                    <td>
+                      <input
+                        type="checkbox"
+                        aria-label={`Select ${job.name}${job.past ? `, ${job.uid}` : ""}`}
+                        checked={selected.has(key)}
+                        onChange={(event) => select(key, event.currentTarget.checked)}
+                      />
+                    </td>
+                    <th scope="row" class="name">
+                      <a href={href("jobs", key)}>{job.name}</a>
+                      {job.reason && (
+                        <span class={`reason ${sortOf(job)}`} title={job.reason}>
+                          {job.reason}
+                        </span>
+                      )}
+                    </th>
+                    {shown.map((column) => (
+                      <td key={column.name} class={NUMBERS.has(column.name) ? "number" : undefined}>
+                        {cellOf(column, job)}
+                      </td>
+                    ))}
+                  </tr>
+                );
+              })}
+            </tbody>
+          ))}
         </Table>
+      )}
+      {pages > 1 && (
+        <nav class="bar pages" aria-label="Pages of jobs">
+          <button type="button" class="quiet" disabled={page === 0} onClick={() => setPage(page - 1)}>
+            Previous
+          </button>
+          <span aria-live="polite">
+            {number(page * PAGE + 1)}–{number(page * PAGE + onPage.length)} of {number(visible.length)}
+          </span>
+          <button type="button" class="quiet" disabled={page === pages - 1} onClick={() => setPage(page + 1)}>
+            Next
+          </button>
+        </nav>
       )}
     </>
   );
 }
 
-function cellOf(column: Column, job: JobRow): ComponentChildren {
-  if (column.cell) return column.cell(job);
-  const value = column.value(job);
-  return typeof value === "number" ? number(value) : (value ?? NONE);
+/** How many jobs are in each sort of state. A press shows these alone; a second press shows all again. */
+function Sums({ totals, all, chosen: now, choose }: { totals: Totals; all: number; chosen: Among; choose: (among: Among) => void }) {
+  const one = (among: Among, count: number, word: string, icon: Sort | undefined) => (
+    <button
+      key={word}
+      type="button"
+      class={`sum ${icon ?? ""}`}
+      aria-pressed={now === among}
+      disabled={count === 0 && now !== among}
+      onClick={() => choose(now === among ? undefined : among)}
+    >
+      <strong>{number(count)}</strong> {icon && count > 0 && <Icon sort={icon} />} {word}
+    </button>
+  );
+  return (
+    <div class="sums" role="group" aria-label="Totals">
+      {one(undefined, all, "jobs", undefined)}
+      {WORDS.map(([each, word]) => one(each, totals.sorts[each], word, each))}
+      {one("gpus", totals.gpus, "GPUs in use", undefined)}
+    </div>
+  );
 }

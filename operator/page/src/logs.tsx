@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { jobPath, keyOf } from "./api";
-import { Problem } from "./parts";
+import { Loading, Problem } from "./parts";
 import { usePolled } from "./polled";
 import type { JobView, Logs as Answer } from "./api";
 
@@ -47,6 +47,7 @@ export function Logs({ view }: { view: JobView }) {
         </label>
       </div>
       <Problem problem={problem} />
+      {open && !data && !problem && <Loading what="the output" />}
       {data?.cut && <p>The oldest lines are left out; `dtj logs` prints all.</p>}
       {data && lines.length === 0 && <p>{search ? "No line has this text." : "There is no output yet."}</p>}
       {lines.length > 0 && (

@@ -4,20 +4,36 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Refused } from "./api";
 import { number } from "./format";
-import type { Progress } from "./api";
+import { sortOf, stateOf } from "./states";
+import type { JobRow, Progress } from "./api";
+import type { Sort } from "./states";
 
-const PHASES: Record<string, string> = {
-  Running: "busy",
-  Starting: "waits",
-  Pending: "waits",
-  Restarting: "waits",
-  Suspended: "rests",
-  Succeeded: "good",
-  Failed: "bad",
-};
+const ICONS: Record<Sort, string> = { running: "▶", trouble: "⚠", queued: "◷", failed: "✕", good: "✓", rests: "‖" };
 
-export function Phase({ phase }: { phase: string }) {
-  return <span class={`phase ${PHASES[phase] ?? "rests"}`}>{phase}</span>;
+export function Icon({ sort }: { sort: Sort }) {
+  return (
+    <span class="icon" aria-hidden="true">
+      {ICONS[sort]}
+    </span>
+  );
+}
+
+export function State({ job }: { job: JobRow }) {
+  const sort = sortOf(job);
+  return (
+    <span class={`state ${sort}`}>
+      <Icon sort={sort} /> {stateOf(job)}
+    </span>
+  );
+}
+
+/** What stands where an answer is awaited. */
+export function Loading({ what }: { what: string }) {
+  return (
+    <p class="loading" role="status">
+      Loading {what}…
+    </p>
+  );
 }
 
 export function Problem({ problem }: { problem: Refused | undefined }) {
@@ -33,7 +49,11 @@ export function Problem({ problem }: { problem: Refused | undefined }) {
 export function ProgressBar({ progress, name }: { progress: Progress | null; name: string }) {
   if (progress?.percent === undefined || progress.percent === null) return null;
   const percent = Math.min(100, Math.max(0, progress.percent));
-  return <progress max={100} value={percent} aria-label={`Progress of ${name}`} title={`${number(percent, 3)} %`} />;
+  return (
+    <span class="progress">
+      <progress max={100} value={percent} aria-label={`Progress of ${name}`} /> {number(percent, 2)} %
+    </span>
+  );
 }
 
 /** A table that scrolls within its own frame where the window is narrow. */

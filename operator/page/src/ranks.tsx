@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { hasBucket, jobPath, keyOf } from "./api";
-import { Problem } from "./parts";
+import { Loading, Problem } from "./parts";
 import { usePolled } from "./polled";
 import { Timeline } from "./timeline";
 import { Curves } from "./utilisation";
@@ -34,6 +34,7 @@ export function Ranks({ view }: { view: JobView }) {
     <>
       <h2>Ranks</h2>
       <Problem problem={problem} />
+      {path && !found && !problem && <Loading what="the ranks" />}
       {findings.length > 0 && (
         <ul class="findings" aria-label="Ranks that differ">
           {findings.map((each) => (

@@ -3,7 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { hasBucket, jobPath, keyOf } from "./api";
 import { bytes, NONE } from "./format";
-import { Command, copyLine, Head, Problem, Table } from "./parts";
+import { Command, copyLine, Head, Loading, Problem, Table } from "./parts";
 import { usePolled } from "./polled";
 import { rankName, rankNames } from "./usage";
 import type { JobView } from "./api";
@@ -47,6 +47,7 @@ function Written({ view }: { view: JobView }) {
         </label>
       </div>
       <Problem problem={problem} />
+      {!data && !problem && <Loading what="the stacks" />}
       {data?.files === 0 && <None view={view} />}
       {data && data.files > 0 && data.dumps.length === 0 && <p>No stacks have this text.</p>}
       {data && data.leftOut > 0 && <p>{data.leftOut} of {data.files} files are left out; the newest are here.</p>}

@@ -1,7 +1,7 @@
 /** The curves of what some ranks use. */
 
 import { useMemo, useState } from "preact/hooks";
-import { Plot } from "./plot";
+import { Charts, useColours } from "./charts";
 import { rankName, shown } from "./usage";
 import type { Line } from "./plot";
 import type { Utilisation } from "./usage";
@@ -13,7 +13,9 @@ const LONG = 3 * HOUR;
 export function Curves({ data, asked, ask }: { data: Utilisation; asked: string; ask: (ranks: string) => void }) {
   const [open, setOpen] = useState(false);
   const [typed, setTyped] = useState(asked);
-  const drawings = useMemo(() => drawn(data), [data]);
+  const ranks = useMemo(() => [...new Set(data.measures.flatMap(({ curves }) => curves.map(({ rank }) => rankName(rank))))], [data]);
+  const places = useColours(ranks);
+  const drawings = useMemo(() => drawn(data, places), [data, places]);
   const drawnRanks = data.ranks - data.curvesLeftOut;
   return (
     <details onToggle={(event) => setOpen(event.currentTarget.open)}>
@@ -39,18 +41,13 @@ export function Curves({ data, asked, ask }: { data: Utilisation; asked: string;
         </p>
       )}
       {data.attempts.length > 1 && <p>Dashed vertical lines: attempts begin.</p>}
-      <div class="plots">
-        {open &&
-          drawings.measures.map(({ name, lines, form }) => (
-            <Plot key={name} title={name} lines={lines} restarts={drawings.begins} over={drawings.over} shown={form} />
-          ))}
-      </div>
+      {open && <Charts charts={drawings.charts} restarts={drawings.begins} over={drawings.over} group="ranks" />}
     </details>
   );
 }
 
 /** The curves over the time since the first sample. */
-function drawn(data: Utilisation) {
+function drawn(data: Utilisation, places: Record<string, number>) {
   const began = data.began ?? 0;
   const length = Math.max(0, ...data.measures.flatMap(({ curves }) => curves.map(({ times }) => (times.at(-1) ?? 0) - began)));
   const unit = length > LONG ? HOUR : 60;
@@ -58,13 +55,14 @@ function drawn(data: Utilisation) {
   return {
     over: unit === HOUR ? { axis: "hours", head: "Hour" } : { axis: "minutes", head: "Minute" },
     begins: data.attempts.slice(1).map(({ time }) => since(time)),
-    measures: data.measures.map(({ name, unit: of, curves }) => ({
-      name,
+    charts: data.measures.map(({ name, unit: of, curves }) => ({
+      title: name,
       form: shown(of),
       lines: curves.map(
         ({ rank, times, values }): Line => ({
           label: rankName(rank),
-          curve: { name, steps: times.map(since), values, times },
+          place: places[rankName(rank)] ?? 0,
+          curve: { name, xs: times.map(since), values },
         }),
       ),
     })),
