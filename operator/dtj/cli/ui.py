@@ -21,7 +21,8 @@ def ui(
     ] = True,
     from_: FromOption = None,
     local: Annotated[
-        bool, typer.Option("--local", help="Show the jobs of `dtj run` on this machine, not those of a cluster.")
+        bool,
+        typer.Option("--local", help="Show the jobs of `dtj run` on this machine, not those of a cluster."),
     ] = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -40,7 +41,9 @@ def ui(
     command prints. The command runs until Ctrl-C. Needs the extra `ui`.
     """
     if local and (from_ or context):
-        raise Unusable(f"--local and {'--from' if from_ else '--context'} exclude each other", "leave out one of them")
+        raise Unusable(
+            f"--local and {'--from' if from_ else '--context'} exclude each other", "leave out one of them"
+        )
     need("dtj ui", ("fastapi", "uvicorn"), "ui")
     options = {"port": port, "from": from_, "namespace": namespace, "context": context}
     flags = {"--no-browser": not browser, "--local": local}
