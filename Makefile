@@ -42,7 +42,7 @@ $(VENV): pyproject.toml constraints.txt
 	@touch $@ $(DEMO_VENV) $(DEV_VENV)
 
 $(DEMO_VENV): pyproject.toml constraints.txt
-	$(ENVIRONMENT) local report torch export
+	$(ENVIRONMENT) local report torch export serving ui
 	@touch $@
 
 $(DEV_VENV): pyproject.toml constraints.txt
@@ -54,6 +54,7 @@ demo: $(DEMO_VENV)  ## train Fashion-MNIST by Horovod on two ranks of this machi
 	@data=$$($(PY) -m tests.fashion_mnist) && set -x && .venv/bin/dtj run $(JOB) --data "$$data"
 	.venv/bin/dtj report fashion-mnist --local
 	.venv/bin/dtj artifacts ls fashion-mnist --local
+	@echo "To see the curves: .venv/bin/dtj ui --local"
 	@echo "To serve the model: .venv/bin/dtj serve fashion-mnist --local"
 	@echo "Then open http://127.0.0.1:8080/ and draw a shirt. Ctrl-C ends the server."
 

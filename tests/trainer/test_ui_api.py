@@ -41,7 +41,7 @@ def test_a_job_has_its_pods_and_the_commands_of_the_buttons(ui: Ui) -> None:
     commands = {each["action"]: each["command"] for each in view["commands"]}
     assert commands["suspend"] == "dtj suspend running -n ml"
     served_model = ui("/api/v1/jobs/ml/succeeded").json
-    assert any(each["command"].startswith("dtj serve succeeded=s3://") for each in served_model["commands"])
+    assert any(each["command"].startswith("dtj serve succeeded -n ml") for each in served_model["commands"])
 
 
 def test_a_value_that_looks_secret_is_nowhere(ui: Ui) -> None:

@@ -75,7 +75,7 @@ def test_which_was_the_fastest_and_what_differs(browser: Browser, ui: Ui) -> Non
 def test_where_is_my_model(browser: Browser, ui: Ui) -> None:
     with visiting(browser, ui.address) as visit:
         open_job(visit.page, "succeeded")
-        visit.page.get_by_text("dtj serve succeeded=s3://").wait_for()
+        visit.page.get_by_text("dtj serve succeeded -n ml").wait_for()
 
 
 def test_make_it_go_on(browser: Browser, ui: Ui) -> None:

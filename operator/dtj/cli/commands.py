@@ -72,7 +72,7 @@ COMMANDS = {
     ),
     "scale": Listed("jobs", "Change the number of replicas.", _JOBS),
     "delete": Listed("jobs", "Delete jobs with their pods.", _JOBS),
-    "ui": Listed("ui", "Show the jobs of a cluster in the browser, and change them there.", _JOBS),
+    "ui": Listed("ui", "Show the jobs of a cluster or of this machine in the browser.", _JOBS),
     "report": Listed(
         "report",
         "Make tables and pictures of one or many runs: rates, times, accuracy, speed-up, cost.",

@@ -108,7 +108,10 @@ def list_jobs(
     if only_past := [name for name, value in given.items() if value is not None]:
         raise Unusable(f"{only_past[0]} is for the history of a bucket", "give --past")
     if local:
-        jobs = _local_jobs(namespace)
+        from dtj.cli.local_place import local_jobs
+        from dtj.local.runs import home
+
+        jobs = local_jobs(home(), namespace)
     else:
         client = connect(namespace, context)
         jobs = client.list(all_namespaces=all_namespaces)
@@ -194,11 +197,3 @@ def _told_progress() -> Iterator[Callable[[int, int], None]]:
             errors.print(f"read {done} of {total} records of past jobs")
 
     yield line
-
-
-def _local_jobs(namespace: str | None) -> list[DistributedTrainingJob]:
-    from dtj.client import DistributedTrainingJob
-    from dtj.local.runs import Runs, home
-
-    runs = Runs(home()).list()
-    return [DistributedTrainingJob.from_cluster(r.manifest) for r in runs if namespace in (None, r.namespace)]

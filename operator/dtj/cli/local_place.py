@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dtj.api.errors import NotFound
@@ -15,7 +15,7 @@ from dtj.client.log_source import Selection, file_line
 from dtj.client.store_environment import store_environment
 from dtj.client.views import read_event
 from dtj.local.output_file import text_from
-from dtj.local.runs import Run
+from dtj.local.runs import Run, Runs
 from dtj_trainer.artifacts.s3 import parse_s3_uri
 
 _POLL_SECONDS = 0.3
@@ -70,13 +70,33 @@ class LocalPlace:
                 yield from bucket_log(artifacts, selection)
             return
         outputs = _Outputs(self._run, selection)
-        yield from outputs.last(query.tail)
+        yield from outputs.last(query.tail, query.tail_bytes)
         while query.follow:
             ended = self._run.pid is None
             yield from outputs.fresh()
             if ended:
                 return
             time.sleep(_POLL_SECONDS)
+
+
+def local_jobs(home: Path, namespace: str | None) -> list[DistributedTrainingJob]:
+    """Return the jobs of the runs of a namespace, or of all. A run that another one replaces now is left out."""
+    jobs = []
+    for run in Runs(home).list():
+        if namespace in (None, run.namespace):
+            with suppress(NotFound):
+                jobs.append(DistributedTrainingJob.from_cluster(run.manifest))
+    return jobs
+
+
+def _line_within(file: Path, most: int) -> int:
+    """Return where the first whole line of the last `most` bytes of a file begins; the begin of a smaller file."""
+    begin = file.stat().st_size - most
+    if begin <= 0:
+        return 0
+    with file.open("rb") as opened:
+        opened.seek(begin)
+        return begin + opened.read(most).find(b"\n") + 1
 
 
 class _Outputs:
@@ -88,9 +108,11 @@ class _Outputs:
         self._read: dict[str, int] = {}
         """The number of bytes read, by replica."""
 
-    def last(self, tail: int | None) -> Iterator[LogLine]:
-        """Return the present output: the last `tail` lines of each replica."""
+    def last(self, tail: int | None, tail_bytes: int | None) -> Iterator[LogLine]:
+        """Return the present output: the last `tail` lines of each replica, in its last `tail_bytes`."""
         for replica, file in self._wanted():
+            if tail_bytes is not None:
+                self._read[replica] = _line_within(file, tail_bytes)
             yield from deque(self._lines(replica, file), tail)
 
     def fresh(self) -> Iterator[LogLine]:

@@ -123,6 +123,7 @@ class RunView:
                 self._print(Text(f"  dtj report {name} --local"))
         else:
             self._print(Text(f"files: {outcome.run.folder}"))
+        self._print(Text("  dtj ui --local"))
 
     def _print(self, text: Text) -> None:
         # A closed terminal or pipe must not interrupt the run.

@@ -68,7 +68,8 @@ class LogQuery:
     attempt: int | None = None
     """The number of an earlier attempt, whose lines are in the bucket."""
     tail_bytes: int | None = None
-    """With `tail`: how many bytes of each log in the bucket are read, about; None means as many as the lines have."""
+    """With `tail`: how many bytes of each log in the bucket or of this machine are read, about; None: as many as the
+    lines have."""
 
     def __post_init__(self) -> None:
         if self.rank is not None and (self.role is not None or self.index is not None):

@@ -49,12 +49,19 @@ class Run:
 
     @property
     def manifest(self) -> Manifest:
-        """Return the stored job with metadata, spec and status. Raises NotFound when no job is stored."""
+        """Return the stored job with metadata, spec and status.
+
+        Raises NotFound when no job is stored, and Unusable when the file is damaged.
+        """
         try:
             manifest: Manifest = json.loads((self.folder / JOB_FILE).read_bytes())
         except FileNotFoundError:
             raise NotFound(
                 f"{self.namespace}/{self.name} was not run on this machine", "dtj run FILE"
+            ) from None
+        except ValueError as error:
+            raise Unusable(
+                f"{self.folder / JOB_FILE} is damaged: {error}", "remove its folder; the artifacts stay"
             ) from None
         return manifest
 

@@ -8,7 +8,8 @@ import signal
 import socket
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -17,7 +18,7 @@ import uvicorn
 from dtj.api.errors import DtjError
 from dtj.client import Client
 from dtj.ui.app import application
-from dtj.ui.sources import Sources
+from dtj.ui.sources import BucketSources, ClusterSources, Sources
 
 _HOST = "127.0.0.1"
 _GRACE_SECONDS = 2
@@ -45,13 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, _end)
     try:
-        with (
-            Client(namespace=options.namespace, context=options.context) as client,
-            socket.create_server((_HOST, options.port)) as listening,
-        ):
+        with _sources(options) as sources, socket.create_server((_HOST, options.port)) as listening:
             port, token = listening.getsockname()[1], secrets.token_urlsafe(32)
             config = uvicorn.Config(
-                application(Sources(client, options.context, options.history), token=token, port=port),
+                application(sources, token=token, port=port),
                 # httptools, which uvicorn takes where it is installed, reads headers of any size.
                 http="h11",
                 ws="none",
@@ -75,11 +73,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
 
 
+@contextmanager
+def _sources(options: argparse.Namespace) -> Iterator[Sources]:
+    """Yield where the page finds jobs: a named history does without a cluster. Raises DtjError."""
+    if options.local:
+        from dtj.local.runs import home
+        from dtj.ui.machine_sources import MachineSources
+
+        with closing(MachineSources(home(), options.namespace)) as machine:
+            yield machine
+        return
+    with ExitStack() as stack:
+        sources: Sources
+        try:
+            client = stack.enter_context(Client(namespace=options.namespace, context=options.context))
+            sources = ClusterSources(client, options.context, options.history)
+        except DtjError as error:
+            sources = BucketSources(options.history, options.namespace)
+            if options.context or not sources.history:
+                raise
+            told = f"the page shows the past jobs of {sources.history} alone: {error.message}"
+            print(f"dtj ui: {told}", file=sys.stderr)
+        yield sources
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="dtj ui")
     parser.add_argument("--namespace")
     parser.add_argument("--context")
     parser.add_argument("--from", dest="history")
+    parser.add_argument("--local", action="store_true")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--no-browser", dest="browser", action="store_false")
     return parser.parse_args(arguments)

@@ -21,10 +21,16 @@ class About(Answer):
 
     version: str
     """Of dtj."""
-    namespace: str
-    """The namespace in which new jobs are made, unless they name one."""
+    place: str
+    """`cluster`, `bucket` (the history of a bucket alone) or `machine` (the jobs of `dtj run`)."""
+    namespace: str | None
+    """The namespace of the jobs, in which new ones are made unless they name one; null: all namespaces."""
     context: str | None
-    """Of the kubeconfig; null: the current one."""
+    """Of the kubeconfig; null: the current one, or none."""
+    history: str | None
+    """The `artifacts.uri` that the user named for the jobs of the past."""
+    changes: bool
+    """Whether the page can create and change jobs."""
     strategies: list[str]
 
 

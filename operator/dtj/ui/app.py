@@ -42,7 +42,7 @@ def application(sources: Sources, *, token: str, port: int) -> ASGIApp:
     app = FastAPI(
         title="dtj ui",
         version=version(),
-        description="The jobs of the user's kubeconfig. The page of `dtj ui` uses this API.",
+        description="The jobs of a cluster, of a bucket or of this machine. The page of `dtj ui` uses this API.",
         openapi_url="/api/v1/openapi.json",
         docs_url=None,
         redoc_url=None,
@@ -51,7 +51,8 @@ def application(sources: Sources, *, token: str, port: int) -> ASGIApp:
     app.include_router(files_of_jobs.router(sources), prefix="/api/v1")
     app.include_router(ranks_of_jobs.router(sources), prefix="/api/v1")
     app.include_router(reports.router(sources), prefix="/api/v1")
-    app.include_router(actions.router(sources.client), prefix="/api/v1")
+    if sources.client:
+        app.include_router(actions.router(sources.client), prefix="/api/v1")
     app.exception_handler(DtjError)(_explained)
     app.exception_handler(RequestValidationError)(_misused)
     app.exception_handler(HTTPException)(_refused)

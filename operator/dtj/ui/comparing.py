@@ -6,7 +6,7 @@ import re
 import shlex
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -95,7 +95,7 @@ def compared(sources: Sources, jobs: Sequence[JobWord], wishes: Wishes) -> Compa
         label: each.message for label, each in zip(labels, found, strict=True) if isinstance(each, DtjError)
     }
     report = make_report(runs, group_by=wishes.group_by, baseline=wishes.baseline or None, price=price)
-    return Compared(report, left_out, _command(places, jobs, labels, wishes, sources.context))
+    return Compared(report, left_out, _command(places, jobs, labels, wishes, sources.words))
 
 
 def drawn(report: Report) -> dict[str, bytes]:
@@ -131,7 +131,7 @@ def _command(
     jobs: Sequence[JobWord],
     labels: Sequence[str],
     wishes: Wishes,
-    context: str | None,
+    options_of: Callable[[str | None], list[str]],
 ) -> str:
     """Return the command of a shell. A name stands for a present job of one namespace, a prefix for every other."""
     present = [job for job, place in zip(jobs, places, strict=True) if not isinstance(place, BucketPlace)]
@@ -142,9 +142,8 @@ def _command(
         baseline = baseline.rpartition("/")[2]
     options = [("--baseline", baseline), *(("--group-by", each) for each in wishes.group_by)]
     options += [("--price", wishes.price), ("--format", "html")]
-    options += [("-n", namespace), ("--context", context if namespace else None)]
     given = [word for name, value in options if value for word in (name, value)]
-    return shlex.join(["dtj", "report", *words.values(), *given])
+    return shlex.join(["dtj", "report", *words.values(), *given, *options_of(namespace)])
 
 
 def _words(places: Sequence[Place], jobs: Sequence[JobWord], namespace: str | None) -> Iterator[str]:

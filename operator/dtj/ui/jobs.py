@@ -28,13 +28,20 @@ _MOST_PAST = 1000
 
 def router(sources: Sources) -> APIRouter:
     """Return the routes. Each runs in a thread, for the client blocks."""
-    client, context = sources.client, sources.context
     routes = APIRouter(tags=["Jobs"])
 
     @routes.get("/about")
     def about() -> About:
         """Return where the jobs are."""
-        return About(version=version(), namespace=client.namespace, context=context, strategies=[*RULES])
+        return About(
+            version=version(),
+            place=sources.kind,
+            namespace=sources.namespace,
+            context=sources.context,
+            history=sources.history,
+            changes=sources.client is not None,
+            strategies=[*RULES],
+        )
 
     @routes.get("/templates/{strategy}")
     def template(strategy: str) -> Written:
@@ -46,12 +53,12 @@ def router(sources: Sources) -> APIRouter:
     @routes.get("/jobs")
     def jobs(*, all_namespaces: bool = False) -> list[JobRow]:
         """List the jobs of the namespace, or of all namespaces; the newest first."""
-        rows = map(row_of, client.list(all_namespaces=all_namespaces))
+        rows = map(row_of, sources.present(all_namespaces=all_namespaces))
         return sorted(rows, key=lambda row: row.created or "", reverse=True)
 
     @routes.get("/past")
     def past(limit: Annotated[int, Query(ge=1, le=_MOST_PAST)] = 100) -> list[JobRow]:
-        """List the newest jobs of the history that the cluster no longer has. 422: no history is known."""
+        """List the newest jobs of the history that are not in `jobs`. 422: no history is known."""
         return [past_row(job) for job in sources.past(HistoryQuery(), limit)]
 
     @routes.get("/jobs/{namespace}/{name}")
@@ -60,7 +67,8 @@ def router(sources: Sources) -> APIRouter:
 
         uid: the job of this uid, which the cluster may no longer have.
         """
-        return view_of(sources.find(namespace, name, uid), context)
+        place = sources.find(namespace, name, uid)
+        return view_of(place, sources.words, changes=sources.client is not None)
 
     @routes.get("/jobs/{namespace}/{name}/again")
     def again(namespace: str, name: str, uid: str = "", *, resume: bool = False) -> Written:

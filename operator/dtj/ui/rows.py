@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 
 from dtj.api.masking import written_job
 from dtj.api.program_words import options_of
@@ -76,8 +77,11 @@ def past_row(past: PastJob) -> JobRow:
     )
 
 
-def view_of(place: Place, context: str | None) -> JobView:
-    """Return all about a job but its curves, logs and artifacts. Raises DtjError."""
+def view_of(place: Place, words: Callable[[str | None], list[str]], *, changes: bool) -> JobView:
+    """Return all about a job but its curves, logs and artifacts. Raises DtjError.
+
+    words: see `dtj.ui.sources.Sources.words`. changes: whether the page can change the job.
+    """
     job, pods, events = place.job(), place.pods(), place.events()
     past = place.past if isinstance(place, BucketPlace) else None
     row = row_of(job)
@@ -113,7 +117,7 @@ def view_of(place: Place, context: str | None) -> JobView:
         tensorboard=status.get("tensorboard"),
         spec=file["spec"],
         yaml=dump(file),
-        commands=commands_of(job, context, past.uri if past else None),
+        commands=commands_of(job, past.uri if past else None, words, changes=changes),
     )
 
 
@@ -151,22 +155,23 @@ def _next_name(name: str) -> str:
     return f"{numbered[1]}-{int(numbered[2]) + 1}" if numbered else f"{name}-2"
 
 
-def commands_of(job: DistributedTrainingJob, context: str | None, past: str | None) -> list[Line]:
+def commands_of(
+    job: DistributedTrainingJob, past: str | None, words: Callable[[str | None], list[str]], *, changes: bool
+) -> list[Line]:
     """Return the commands of a shell that do what the buttons do. past: the prefix of a job that is gone."""
-    where = [] if past else ["-n", job.namespace, *(["--context", context] if context else [])]
+    where = words(None if past else job.namespace)
     name = past or job.name
 
-    def line(action: str, *words: str) -> Line:
-        return Line(action=action, command=shlex.join(["dtj", *words, *where]))
+    def line(action: str, *command: str) -> Line:
+        return Line(action=action, command=shlex.join(["dtj", *command, *where]))
 
     lines = [line("logs", "logs", name), line("status", "status", name)]
     lines.append(line("page", "report", name, "--format", "page"))
     if job.spec.artifacts or past:
         lines.append(line("artifacts", "artifacts", "ls", name))
     if job.status.artifacts and job.status.artifacts.model:
-        model = f"{job.name}={job.status.artifacts.model.rstrip('/').removesuffix('/model')}"
-        lines.append(Line(action="serve", command=shlex.join(["dtj", "serve", model])))
-    if past:
+        lines.append(line("serve", "serve", name))
+    if past or not changes:
         return lines
     lines.append(line("delete", "delete", name))
     if not job.status.finished:

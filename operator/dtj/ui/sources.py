@@ -1,24 +1,131 @@
-"""Where the page finds jobs: on the cluster, and in the history of a bucket after they were deleted."""
+"""Where the page finds jobs: on the cluster of the user, in the history of a bucket, or on this machine."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from dtj.api.errors import DtjError
+from dtj.api.errors import DtjError, NotFound
 from dtj.cli.bucket_place import BucketPlace
 from dtj.cli.past_place import Cluster, ask_client, named_history, open_history
 from dtj.cli.places import ClusterPlace
 from dtj.client.history_query import HistoryQuery
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dtj.cli.places import Place
-    from dtj.client import Client, PastJob
+    from dtj.client import Client, DistributedTrainingJob, PastJob
     from dtj.client.history import History
 
 
-class Sources:
+class Kind(StrEnum):
+    """What the sources of a page are."""
+
+    CLUSTER = "cluster"
     """The cluster of the user, and the history of a bucket."""
+    BUCKET = "bucket"
+    """The history of a bucket alone."""
+    MACHINE = "machine"
+    """The runs of this machine, and their embedded store."""
+
+
+class Sources(Protocol):
+    """Where the page finds jobs. The methods block, and raise DtjError."""
+
+    @property
+    def kind(self) -> Kind:
+        """Return what the sources are."""
+
+    @property
+    def namespace(self) -> str | None:
+        """Return the namespace of the listed jobs; None: all namespaces."""
+
+    @property
+    def context(self) -> str | None:
+        """Return the context of the kubeconfig; None: the current one, or none."""
+
+    @property
+    def history(self) -> str | None:
+        """Return the `artifacts.uri` that the user named for the jobs of the past."""
+
+    @property
+    def client(self) -> Client | None:
+        """Return what changes jobs; None where the page changes nothing."""
+
+    def present(self, *, all_namespaces: bool) -> Sequence[DistributedTrainingJob]:
+        """Return the jobs that are not of the past, of the namespace or of all namespaces."""
+
+    def past(self, query: HistoryQuery, limit: int) -> Sequence[PastJob]:
+        """Return jobs of the history that are not present. Raises Unusable if no history is known."""
+
+    def past_options(self, limit: int) -> dict[str, dict[str, str]]:
+        """Return the options of the programs of the newest jobs of the history, by uid. Raises as `past`."""
+
+    def find(self, namespace: str, name: str, uid: str = "") -> Place:
+        """Return a present job, or the newest job of the name in the history.
+
+        uid: the job of this uid alone. Raises NotFound if neither has the job, or what the cluster answers.
+        """
+
+    def words(self, namespace: str | None) -> list[str]:
+        """Return the options of a `dtj` command for a job of a namespace; None: for an `s3://` address."""
+
+
+class BucketSources:
+    """Implements `Sources` for the history of a bucket."""
+
+    kind = Kind.BUCKET
+    context: str | None = None
+    client: Client | None = None
+
+    def __init__(self, history: str | None, namespace: str | None) -> None:
+        """Store the place. history: the `artifacts.uri` of the jobs; None: the variable DTJ_ARTIFACTS."""
+        self.history = named_history(history)
+        self.namespace = namespace
+
+    def present(self, *, all_namespaces: bool) -> Sequence[DistributedTrainingJob]:
+        """See `Sources.present`."""
+        del all_namespaces
+        return []
+
+    def past(self, query: HistoryQuery, limit: int) -> Sequence[PastJob]:
+        """See `Sources.past`."""
+        cluster = self._cluster(everywhere=True)
+        with open_history(self.history, cluster) as history:
+            found = history.jobs(query, limit=limit, present=cluster.jobs)
+        return [job for job in found if job.present is None]
+
+    def past_options(self, limit: int) -> dict[str, dict[str, str]]:
+        """See `Sources.past_options`."""
+        with self._opened() as history:
+            return history.options(islice(history.entries(), limit))
+
+    def find(self, namespace: str, name: str, uid: str = "") -> Place:
+        """See `Sources.find`."""
+        with self._opened() as history:
+            return place_in(history, namespace, name, uid)
+
+    def words(self, namespace: str | None) -> list[str]:
+        """See `Sources.words`."""
+        return ["-n", namespace] if namespace else []
+
+    def _opened(self) -> History:
+        """Open the history. Only where nobody named one, the present jobs of the namespace are asked for theirs."""
+        return open_history(self.history, Cluster() if self.history else self._cluster(everywhere=False))
+
+    def _cluster(self, *, everywhere: bool) -> Cluster:
+        """Return what the cluster answers about its present jobs."""
+        del everywhere
+        return Cluster()
+
+
+class ClusterSources(BucketSources):
+    """Implements `Sources` for the cluster of the user, and the history of a bucket."""
+
+    kind = Kind.CLUSTER
+    client: Client
 
     def __init__(self, client: Client, context: str | None, history: str | None) -> None:
         """Store the places.
@@ -26,42 +133,39 @@ class Sources:
         context: of the kubeconfig, for the shown commands; None: the current one. history: the `artifacts.uri` of the
         jobs of the past; None: DTJ_ARTIFACTS, else the one that the present jobs of the namespace have.
         """
+        super().__init__(history, client.namespace)
         self.client = client
         self.context = context
-        self._history = history
 
-    def past(self, query: HistoryQuery, limit: int) -> list[PastJob]:
-        """Return jobs of the history that the cluster no longer has. Raises Unusable if no history is known."""
-        cluster = ask_client(self.client, everywhere=True)
-        with open_history(self._history, cluster) as history:
-            found = history.jobs(query, limit=limit, present=cluster.jobs)
-        return [job for job in found if job.present is None]
-
-    def past_options(self, limit: int) -> dict[str, dict[str, str]]:
-        """Return the options of the programs of the newest jobs of the history, by uid. Raises as `past`."""
-        with self._opened() as history:
-            return history.options(islice(history.entries(), limit))
+    def present(self, *, all_namespaces: bool) -> Sequence[DistributedTrainingJob]:
+        """See `Sources.present`."""
+        return self.client.list(all_namespaces=all_namespaces)
 
     def find(self, namespace: str, name: str, uid: str = "") -> Place:
-        """Return a job: the object of the cluster, or the newest job of the name in the history.
-
-        uid: the job of this uid alone. Raises what the cluster answers, such as NotFound, if neither has the job.
-        """
+        """See `Sources.find`."""
         try:
             self.client.get(name, namespace=namespace, uid=uid or None)
             return ClusterPlace(self.client, name, namespace)
         except DtjError as error:
             why: DtjError = error
         try:
-            with self._opened() as history:
-                found = history.find(HistoryQuery(name=name, namespace=namespace, uid=uid))
-                if found:
-                    return BucketPlace(f"{history.uri}/{found[0].prefix}", history.environment)
+            return super().find(namespace, name, uid)
         except DtjError:
-            pass  # What the cluster said matters more than a history that is not there.
-        raise why
+            # What the cluster said matters more than a history that is not there.
+            raise why from None
 
-    def _opened(self) -> History:
-        """Open the history. Only where nobody named one, the present jobs of the namespace are asked for theirs."""
-        named = named_history(self._history)
-        return open_history(named, Cluster() if named else ask_client(self.client, everywhere=False))
+    def words(self, namespace: str | None) -> list[str]:
+        """See `Sources.words`."""
+        return ["-n", namespace, *(["--context", self.context] if self.context else [])] if namespace else []
+
+    def _cluster(self, *, everywhere: bool) -> Cluster:
+        return ask_client(self.client, everywhere=everywhere)
+
+
+def place_in(history: History, namespace: str, name: str, uid: str) -> BucketPlace:
+    """Return the newest job of a name in a history, or that of a uid. Raises NotFound."""
+    found = history.find(HistoryQuery(name=name, namespace=namespace, uid=uid))
+    if not found:
+        with_uid = f" with uid {uid}" if uid else ""
+        raise NotFound(f"the history of {history.uri} has no job {name} in namespace {namespace}{with_uid}")
+    return BucketPlace(f"{history.uri}/{found[0].prefix}", history.environment)

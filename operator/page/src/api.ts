@@ -13,8 +13,14 @@ export interface Progress {
 
 export interface About {
   version: string;
-  namespace: string;
+  place: "cluster" | "bucket" | "machine";
+  /** Of the jobs; null: the jobs are those of all namespaces. */
+  namespace: string | null;
   context: string | null;
+  /** The `artifacts.uri` that the user named for the jobs of the past. */
+  history: string | null;
+  /** Whether the page can create and change jobs. */
+  changes: boolean;
   strategies: string[];
 }
 

@@ -12,14 +12,14 @@ import { usePolled } from "./polled";
 import { Ranks } from "./ranks";
 import { Stacks } from "./stacks";
 import { COLOURS, PLACES } from "./series";
-import type { Artifact, Curves, JobKey, JobView } from "./api";
+import type { About, Artifact, Curves, JobKey, JobView } from "./api";
 import type { Chart } from "./charts";
 import type { Line } from "./plot";
 import type { X } from "./series";
 
 const MOST_DOWNLOAD = 256 * 1024 * 1024;
 
-export function Job({ job }: { job: JobKey }) {
+export function Job({ job, about }: { job: JobKey; about: About | undefined }) {
   // What a bucket recorded of a job that is gone does not change.
   const { data: view, problem, again } = usePolled<JobView>(jobPath(job), job.uid ? 0 : 2);
   return (
@@ -27,12 +27,12 @@ export function Job({ job }: { job: JobKey }) {
       <Title>{job.name}</Title>
       <Problem problem={problem} />
       {!view && !problem && <Loading what="the job" />}
-      {view && <Shown view={view} changed={again} />}
+      {view && <Shown view={view} changed={again} about={about} />}
     </>
   );
 }
 
-function Shown({ view, changed }: { view: JobView; changed: () => void }) {
+function Shown({ view, changed, about }: { view: JobView; changed: () => void; about: About | undefined }) {
   const { row } = view;
   const facts: [string, string][] = [
     ["Strategy", row.strategy ?? NONE],
@@ -61,7 +61,7 @@ function Shown({ view, changed }: { view: JobView; changed: () => void }) {
       </p>
       {view.note && <p>{view.note}</p>}
       <ProgressBar progress={row.progress} name={row.name} />
-      <Actions view={view} changed={changed} />
+      {about?.changes && <Actions view={view} changed={changed} />}
       {view.failure && row.phase !== "Succeeded" && (
         <section class="failure">
           <h2>Failure</h2>
@@ -88,8 +88,12 @@ function Shown({ view, changed }: { view: JobView; changed: () => void }) {
       <Ranks view={view} />
       <Stacks view={view} />
       <CurvesOf view={view} />
-      <h2>Pods</h2>
-      <Pods view={view} />
+      {about?.place !== "machine" && (
+        <>
+          <h2>Pods</h2>
+          <Pods view={view} />
+        </>
+      )}
       <h2>Events</h2>
       <Events view={view} />
       <Logs view={view} />

@@ -22,19 +22,23 @@ const WORDS: [Sort, string][] = [
   ["good", "succeeded"],
 ];
 type Among = Sort | "gpus" | undefined;
+const WHERE = { cluster: "on the cluster", bucket: "in the bucket", machine: "on this machine" };
 
 export function List({ about }: { about: About | undefined }) {
-  const [everywhere, setEverywhere] = useState(false);
+  const [wide, setEverywhere] = useState(false);
+  const everywhere = wide || about?.namespace === null;
   const [wanted, setWanted] = useState("");
   const [columns, setColumns] = useState(chosen);
   const [order, setOrder] = useState<{ column: string; down: boolean }>();
-  const [withPast, setWithPast] = useState(false);
+  const [pastAsked, setWithPast] = useState(false);
   const [sort, setAmong] = useState<Among>();
   const [by, setBy] = useState("");
   const [closed, setClosed] = useState<ReadonlySet<string>>(new Set());
   const [pageWanted, setPage] = useState(0);
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
   const { data: present, problem } = usePolled<JobRow[]>(`jobs?all_namespaces=${everywhere}`, 3);
+  // A cluster that does not answer does not hide the past.
+  const withPast = pastAsked || about?.place === "bucket" || Boolean(about?.history && problem && !present);
   const { data: past, problem: noPast } = usePolled<JobRow[]>(withPast ? "past?limit=1000" : null, 60);
   const [choosing, setChoosing] = useState(false);
   const withOptions = withPast && (choosing || columns.some((name) => name.startsWith("--")));
@@ -115,14 +119,18 @@ export function List({ about }: { about: About | undefined }) {
         <label>
           Filter <input type="search" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
         </label>
-        <label>
-          <input type="checkbox" checked={everywhere} onChange={(event) => setEverywhere(event.currentTarget.checked)} />{" "}
-          All namespaces
-        </label>
-        <label>
-          <input type="checkbox" checked={withPast} onChange={(event) => setWithPast(event.currentTarget.checked)} />{" "}
-          Past jobs
-        </label>
+        {about?.namespace !== null && (
+          <label>
+            <input type="checkbox" checked={wide} onChange={(event) => setEverywhere(event.currentTarget.checked)} />{" "}
+            All namespaces
+          </label>
+        )}
+        {about?.place !== "bucket" && (
+          <label>
+            <input type="checkbox" checked={withPast} onChange={(event) => setWithPast(event.currentTarget.checked)} />{" "}
+            Past jobs
+          </label>
+        )}
         <label>
           Group by{" "}
           <select value={by} onChange={(event) => setBy(event.currentTarget.value)}>
@@ -155,13 +163,15 @@ export function List({ about }: { about: About | undefined }) {
             Compare {among.length} jobs
           </a>
         )}
-        <a class="button" href={href("new")}>
-          New job
-        </a>
+        {about?.changes && (
+          <a class="button" href={href("new")}>
+            New job
+          </a>
+        )}
       </div>
       {jobs && rows.length === 0 && (
         <p>
-          {jobs.length ? "No job fits the filter." : `There are no jobs ${everywhere ? "on the cluster" : `in namespace ${about?.namespace ?? ""}`}.`}
+          {jobs.length ? "No job fits the filter." : `There are no jobs ${everywhere ? WHERE[about?.place ?? "cluster"] : `in namespace ${about?.namespace ?? ""}`}.`}
         </p>
       )}
       {rows.length > 0 && (

@@ -12,6 +12,11 @@ import { href, useRoute } from "./route";
 import { usePolled } from "./polled";
 import type { About } from "./api";
 
+function whereOf({ place, history, context, namespace }: About): string {
+  const words = { cluster: context, bucket: `past jobs of ${history}`, machine: "runs of this machine" }[place];
+  return [words, namespace && `namespace ${namespace}`].filter(Boolean).join(", ");
+}
+
 function Page() {
   const route = useRoute();
   const { data: about } = usePolled<About>("about", 0);
@@ -20,12 +25,12 @@ function Page() {
       <header>
         <nav aria-label="dtj">
           <a href={href("list")}>dtj</a>
-          {about && <span>{[about.context, `namespace ${about.namespace}`].filter(Boolean).join(", ")}</span>}
+          {about && <span>{whereOf(about)}</span>}
         </nav>
       </header>
       <main>
         {route.page === "list" && <List about={about} />}
-        {route.page === "job" && <Job key={JSON.stringify(route.job)} job={route.job} />}
+        {route.page === "job" && <Job key={JSON.stringify(route.job)} job={route.job} about={about} />}
         {route.page === "compare" && <Compare jobs={route.jobs} />}
         {route.page === "new" && <Editor key={JSON.stringify(route.from)} from={route.from} about={about} />}
       </main>
