@@ -192,6 +192,7 @@ def _plain(status: JobStatus, stored: JobStatus) -> JobStatus:
     update = {
         "progress": stored.progress,
         "artifacts": stored.artifacts,
+        "pod_checkpoint": stored.pod_checkpoint,
         "failure": failure,
         "conditions": conditions,
     }
