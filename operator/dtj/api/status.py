@@ -291,8 +291,8 @@ class JobStatus(ApiModel):
     artifacts: ArtifactsStatus | None = None
     """What is in the bucket."""
     pod_checkpoint: PodCheckpointStatus | None = None
-    """A checkpoint that only a pod of the running attempt has. It goes with the pod. It changes together with progress
-    or artifacts, so it may be older than the newest one."""
+    """A checkpoint that only a pod of the running attempt has. It goes with the pod. It changes together with
+    progress or artifacts, so it may be older than the newest one."""
     skipped_checkpoints: list[str] | None = None
     """Checkpoints from which attempts failed before their first step: the next attempt restores another one. None
     once there is a newer checkpoint, or the job is resumed."""

@@ -42,7 +42,7 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True)
 class Complete:
-    """A complete picture. `uploaded`: whether the bucket has it. `manifest`: of it, if this pod wrote or restored it."""
+    """A complete picture. `uploaded`: whether the bucket has it. `manifest`: if this pod wrote or restored it."""
 
     picture: Picture
     name: Name
