@@ -46,8 +46,13 @@ def make_exactly(
     if fault is None:
         remove_others(folder, manifest.paths)
         for node in manifest.folders:  # A removal changes the time of the folder.
-            if node.mtime_ns != UNKNOWN_TIME and _is_folder(folder / node.path):
-                _set_time(folder / node.path, node.mtime_ns)
+            path = folder / node.path
+            if (
+                node.mtime_ns != UNKNOWN_TIME
+                and _is_folder(path)
+                and path.stat().st_mtime_ns != node.mtime_ns
+            ):
+                _set_time(path, node.mtime_ns)
     return fault
 
 
