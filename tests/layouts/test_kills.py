@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import fnmatch
 import os
 import re
@@ -37,13 +38,21 @@ def python() -> Path:
     """An interpreter that has the six libraries: PyTorch and Keras come from the environment of the tests."""
     folder = CACHE / f"layouts-{'-'.join(PACKAGES).replace('==', '-')}"
     done = folder / "done"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    # Several runs share the cache.
+    with (CACHE / "layouts.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _install(folder, done)
+    return folder / "bin/python"
+
+
+def _install(folder: Path, done: Path) -> None:
     if not done.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         (site,) = folder.glob("lib/python3*/site-packages")
         (site / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
         subprocess.run([folder / "bin/pip", "install", "--quiet", *PACKAGES], check=True)
         done.touch()
-    return folder / "bin/python"
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

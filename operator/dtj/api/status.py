@@ -143,6 +143,19 @@ class CheckpointStatus(ApiModel):
     """Up to three of the newest names in it."""
 
 
+class PodCheckpointStatus(ApiModel):
+    """A complete checkpoint on the disk of the pod of rank 0, or of the chief, that the bucket does not have."""
+
+    number: Count = None
+    """Orders the checkpoints of a claim."""
+    claim: Count = None
+    """The claim; without artifacts the attempt."""
+    step: Count = None
+    """Step at which it was made."""
+    time: ReportedTime = None
+    """When it was complete."""
+
+
 class RestoredStatus(ApiModel):
     """The checkpoint that an attempt restored. Not told of checkpoints by dtj_trainer's save, which are complete."""
 
@@ -285,6 +298,9 @@ class JobStatus(ApiModel):
     """When the operator saw progress.step move last; only with runPolicy.stallTimeoutSeconds."""
     artifacts: ArtifactsStatus | None = None
     """What is in the bucket."""
+    pod_checkpoint: PodCheckpointStatus | None = None
+    """A checkpoint that only a pod of the running attempt has. It goes with the pod. It changes together with
+    progress or artifacts, so it may be older than the newest one."""
     skipped_checkpoints: list[str] | None = None
     """Checkpoints from which attempts failed before their first step: the next attempt restores another one. None
     once there is a newer checkpoint, or the job is resumed."""

@@ -173,6 +173,8 @@ def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, st
     if job.status.progress and (error := job.status.progress.export_error):
         yield "Export", f"failed: {error}"
     artifacts = job.status.artifacts
+    if text := pod_checkpoint(job.status):
+        yield "In the pod", text
     if artifacts is None:
         return
     if (newest := artifacts.checkpoint) is not None:
@@ -186,6 +188,21 @@ def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, st
         yield "Skipped", f"{', '.join(skipped)}: no attempt has made a step from there"
     if artifacts.model:
         yield "Model", artifacts.model
+
+
+def pod_checkpoint(status: JobStatus) -> str | None:
+    """Return a sentence about a checkpoint that only a pod has; None if there is none."""
+    found, artifacts = status.pod_checkpoint, status.artifacts
+    if found is None:
+        return None
+    step = "" if found.step is None else f" (step {found.step})"
+    if artifacts is None:
+        return (
+            f"a checkpoint{step} is complete in the pod alone and goes with the pod: the job has no artifacts"
+        )
+    stored = (artifacts.checkpoint.uri or "").rpartition("/")[2] if artifacts.checkpoint else "none"
+    number = "a checkpoint" if found.number is None else f"checkpoint {found.number}"
+    return f"{number}{step} is complete in the pod, {stored} is in the bucket"
 
 
 def _pairs(facts: Sequence[tuple[str, str]]) -> Table:

@@ -13,7 +13,7 @@ from dtj.api.quantities import amount
 from dtj.cli.job_table import state_text
 from dtj.cli.progress import UNKNOWN, figures
 from dtj.cli.replica_state import replica_state
-from dtj.cli.status_view import ranks_of
+from dtj.cli.status_view import pod_checkpoint, ranks_of
 from dtj.cli.tables import columns
 from dtj.plan.job import plan_job
 from dtj.plan.pods import trainer_container
@@ -51,6 +51,8 @@ def top_view(
             str(allowed.get(gpus, UNKNOWN)),
         )
     parts: list[RenderableType] = [_headline(job), table]
+    if text := pod_checkpoint(job.status):
+        parts.append(Text(text))
     return Group(*parts) if usage is not None else Group(*parts, Text(NO_METRICS, "yellow"))
 
 

@@ -127,6 +127,7 @@ class Observer:
             answers=self._progress.answers(key, plan.reporter),
             program_ended=report.program_ended,
             utilisation=report.utilisation,
+            pod_checkpoint=report.pod_checkpoint,
         )
 
 

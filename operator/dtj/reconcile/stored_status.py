@@ -194,6 +194,7 @@ def _plain(status: JobStatus, stored: JobStatus) -> JobStatus:
     update = {
         "progress": stored.progress,
         "artifacts": stored.artifacts,
+        "pod_checkpoint": stored.pod_checkpoint,
         "failure": failure,
         "conditions": conditions,
         "message": _ascii(status.message),

@@ -14,6 +14,7 @@ from dtj.api.status import (
     Failure,
     JobStatus,
     Phase,
+    PodCheckpointStatus,
     ProgressStatus,
     ReplicaStatus,
     Restarts,
@@ -50,6 +51,7 @@ class Draft:
     progress: ProgressStatus | None = field(init=False)
     step_time: str | None = field(init=False)
     artifacts: ArtifactsStatus | None = field(init=False)
+    pod_checkpoint: PodCheckpointStatus | None = field(init=False)
     skipped_checkpoints: list[str] | None = field(init=False)
     resumed_from: ResumedFromStatus | None = field(init=False)
     failure: Failure | None = field(init=False)
@@ -96,6 +98,8 @@ class Draft:
             and running.status is ConditionStatus.TRUE
             and running.reason == Reason.JOB_RUNNING
         )
+        if not runs:
+            self.pod_checkpoint = None  # The pod may be another one soon.
         for kind in (ConditionType.STALLED, ConditionType.CHECKPOINT_DELAYED):
             known = self.conditions.get(kind)
             if known is not None and known.status is not ConditionStatus.FALSE and not runs:

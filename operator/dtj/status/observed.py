@@ -9,7 +9,7 @@ from functools import cached_property
 from dtj.api.job import Fault
 from dtj.api.reasons import Reason
 from dtj.api.scheduling import Gang
-from dtj.api.status import ArtifactsStatus, ProgressStatus
+from dtj.api.status import ArtifactsStatus, PodCheckpointStatus, ProgressStatus
 from dtj.status.mpijob import MpiJob
 from dtj.status.pods import PodView
 from dtj.status.progress_report import Utilisation
@@ -116,6 +116,8 @@ class Observed:
     program_ended: bool = False
     """Whether the pod of rank 0 reported the end of the training. Only export and uploads may then be left."""
     utilisation: Utilisation | None = None
+    pod_checkpoint: PodCheckpointStatus | None = None
+    """The newest checkpoint of the reporting pod, if the bucket does not have it."""
     """What the pod of rank 0 uses."""
     mpijob: MpiJob | None = None
     """The MPIJob to which the job is delegated."""

@@ -10,7 +10,7 @@ from typing import Any
 from dtj.api.base import ApiModel
 from dtj.api.reasons import Reason
 from dtj.api.reported import Measured, take, text
-from dtj.api.status import ArtifactsStatus, ProgressStatus
+from dtj.api.status import ArtifactsStatus, PodCheckpointStatus, ProgressStatus
 
 _BOTTLENECKS = {"ParameterServers": Reason.PARAMETER_SERVERS_SLOW, "Worker": Reason.STRAGGLING_WORKER}
 """Reason of the condition Bottleneck, by kind of the bottleneck in a report."""
@@ -42,6 +42,8 @@ class Report:
     program_ended: bool = False
     """Whether the training is over: the pod's programs have ended (phases), or export the model (progress)."""
     utilisation: Utilisation | None = None
+    pod_checkpoint: PodCheckpointStatus | None = None
+    """The newest checkpoint on the pod's disk; None if the bucket has it."""
 
 
 def read_report(body: bytes | str) -> tuple[Report | None, int]:
@@ -58,11 +60,17 @@ def read_report(body: bytes | str) -> tuple[Report | None, int]:
     utilisation, bad_utilisation = take(Utilisation, answer.get("utilisation"))
     phases = answer.get("phases")
     ended = (isinstance(phases, dict) and "programEnded" in phases) or _exporting(answer.get("progress"))
-    dropped = bad_progress + bad_artifacts + bad_bottleneck + bad_utilisation
-    held_up = _said(answer, "heldUp")
-    return Report(
-        progress, artifacts, bottleneck, held_up, artifacts_incomplete(answer), ended, utilisation
-    ), dropped
+    checkpoint, bad_checkpoint = _only_in_pod(answer.get("checkpoint"))
+    dropped = bad_progress + bad_artifacts + bad_bottleneck + bad_utilisation + bad_checkpoint
+    held_up, incomplete = _said(answer, "heldUp"), artifacts_incomplete(answer)
+    report = Report(progress, artifacts, bottleneck, held_up, incomplete, ended, utilisation, checkpoint)
+    return report, dropped
+
+
+def _only_in_pod(checkpoint: Any) -> tuple[PodCheckpointStatus | None, int]:
+    if isinstance(checkpoint, Mapping) and checkpoint.get("uploaded") is not False:
+        return None, 0
+    return take(PodCheckpointStatus, checkpoint)
 
 
 def artifacts_incomplete(report: Mapping[str, Any]) -> str | None:

@@ -63,6 +63,10 @@ def merge_reports(draft: Draft, expected: Expected, observed: Observed, named: M
         progress = _progress(expected, progress, new_progress, evaluation)
         artifacts = _artifacts(expected, artifacts, new_artifacts)
     draft.progress, draft.artifacts = progress, artifacts
+    moved = (progress, artifacts) != (old.progress, old.artifacts)
+    # Each checkpoint is no reason to write a status. The first one of a job without artifacts is.
+    if moved or (artifacts is None and old.pod_checkpoint is None):
+        draft.pod_checkpoint = observed.pod_checkpoint
     if has_new_checkpoint(draft):
         draft.skipped_checkpoints = None
 

@@ -158,11 +158,13 @@ def test_the_status_says_from_which_checkpoints_the_job_goes_on() -> None:
         "artifacts": {"uri": "s3://bucket/jobs/ml/mnist-0a1b"},
         "resumedFrom": {"uri": f"{prefix}/20/", "attempt": 3},
         "skippedCheckpoints": [f"{prefix}/30-3", f"{prefix}/25-3"],
+        "podCheckpoint": {"claim": 3, "number": 35},
     }
     shown = rendered(status_view(job(status), views(*healthy(2)), [], at(60)), width=200)
-    facts = {line[:11].strip(): line[11:] for line in shown}
+    facts = {line[:12].strip(): line[12:] for line in shown}
     assert facts["Went back"] == f"to {prefix}/20, for attempt 3"
     assert facts["Skipped"] == f"{prefix}/30-3, {prefix}/25-3: no attempt has made a step from there"
+    assert facts["In the pod"] == "checkpoint 35 is complete in the pod, none is in the bucket"
 
 
 def test_a_list_of_all_namespaces_names_them() -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,9 @@ from dtj_trainer.artifacts.checkpoint_removal import CheckpointRemoval
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.folder_pictures import FolderPictures
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, newest_of, prune
-from dtj_trainer.artifacts.look import is_below
+from dtj_trainer.artifacts.look import SECOND, is_below
 from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, check_paths, folder_name
+from dtj_trainer.artifacts.newest_picture import Name, NewestPicture
 from dtj_trainer.artifacts.other_pods import OtherPods
 from dtj_trainer.artifacts.picture import NOTHING, Picture, Waits
 from dtj_trainer.artifacts.pod_manifest import is_lent
@@ -27,15 +28,17 @@ from dtj_trainer.artifacts.sent_files import Changed, SentFiles
 from dtj_trainer.artifacts.size_limit import SizeLimit
 from dtj_trainer.artifacts.snapshot import (
     Due,
+    StepAt,
     folders_and_links,
     keys_of,
+    later_number,
     new_names,
     new_number,
     ref_of,
     saves_to_keep,
-    step_of_tensorflow,
+    step_of,
 )
-from dtj_trainer.clock import now_text
+from dtj_trainer.clock import now_text, seconds_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,8 +49,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-StepAt = Callable[[int], int | None]
-"""The program's step at a time (wall clock, nanoseconds); None for a program that reports no steps."""
 MOST_PICTURES = 4  # of a pass
 COPY_AFTER = 2
 """After so many void pictures in a row, files are copied before they are sent."""
@@ -80,7 +81,7 @@ class CheckpointUploader:
         self._store = store
         self._fence = fence
         self._keep, self._keep_every = keep, keep_every
-        self._pictures = FolderPictures(folder, settle_seconds, program_runs)
+        self._pictures = FolderPictures(folder, settle_seconds, program_runs, self._note_complete)
         self.note_torn, self.close = self._pictures.note_torn, self._pictures.close
         self._step_at = step_at
         self._index: CheckpointIndex | None = None
@@ -89,6 +90,7 @@ class CheckpointUploader:
         self._on_demand: dict[Node, list[StoredFile]] = {}
         """Files of the restored snapshot that are in the bucket alone, by the mark of their folder."""
         self._sent = SentFiles(store, folder, self._count_bytes)
+        self.pictures = NewestPicture(self._sent.get)
         self._limit = SizeLimit(keep_bytes)
         self._others = OtherPods(store, fence, shards=shards)
         self._removal = CheckpointRemoval(
@@ -125,6 +127,8 @@ class CheckpointUploader:
                 if node is None and mark:
                     self._on_demand.setdefault(mark, []).append(file)
             self._last, self._removal.needed = manifest, manifest.folder
+            picture = Picture(restored, at_ns=int(seconds_of(manifest.time) * SECOND))
+            self._note_uploaded(picture, manifest)
             self._tell_newest(manifest)
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
@@ -195,17 +199,41 @@ class CheckpointUploader:
         marks = {name: mark for name, mark in self._pictures.marks.items() if name in nodes}
         saved = newest_of(marks)
         mark = marks[saved] if saved else None
-        step = mark.step if mark else step_of_tensorflow(nodes)
-        if step is None:
-            new = [node for path, node in nodes.items() if not node.same(self._pictures.last.get(path))]
-            changed = [node.changed_ns for node in new if node.kind != "directory"]
-            before = self._last.step if self._last else None
-            step = self._step_at(max(changed)) if changed else before
+        step = self._step_of(picture)
         number = new_number(step, self._fence.number, index.manifests.values())
+        self.pictures.name(picture, Name(self._fence.number, number, step))
         alone = saved is not None and all(is_below(path, {saved}) for path in nodes)
         self._sent.keep_only([*self._pictures.nodes.values(), *self._pictures.last.values()])
         self._pictures.rest_after(time.thread_time() - began)
         return Due(picture, number, step, saved, mark, alone)
+
+    def _step_of(self, picture: Picture) -> int | None:
+        before = self._last.step if self._last else None
+        return step_of(picture.nodes, self._pictures.marks, self._pictures.last, self._step_at, before)
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """The content of the folder at the last look."""
+        return self._pictures.nodes
+
+    def _note_complete(self, picture: Picture) -> None:
+        """Note a picture, which may come while another one is sent, or while the bucket does not answer."""
+
+        def name() -> Name:
+            step = self._step_of(picture)
+            if not self._fence.is_claimed:
+                return Name(None, None, step)
+            claim = self._fence.number
+            known = self._index.manifests.values() if self._index else filter(None, [self._last])
+            number = new_number(step, claim, known)
+            before = self._under_way.number if self._under_way else -1
+            return Name(claim, number if number > before else later_number(step, before), step)
+
+        self.pictures.note(picture, name)
+
+    def _note_uploaded(self, picture: Picture, manifest: Manifest) -> None:
+        name = Name(manifest.claim, manifest.number, manifest.step)
+        self.pictures.note_uploaded(picture, name, manifest)
 
     def _older_saves(self, index: CheckpointIndex) -> Iterator[Due]:
         """Yield the older folders of `save` that are to be kept and in no snapshot, the newest first."""
@@ -254,6 +282,7 @@ class CheckpointUploader:
         if newest:
             self._pictures.taken(due.picture, self._sent.unsent)
             self._last = manifest
+            self._note_uploaded(due.picture, manifest)
         self._drop()
         nodes = self._pictures.nodes
         self._unreadable = {path: node for path, node in self._unreadable.items() if nodes.get(path) == node}

@@ -121,6 +121,11 @@ class Fence:
         return self._attempt
 
     @property
+    def is_claimed(self) -> bool:
+        """Whether this process has had the claim."""
+        return self._own is not None
+
+    @property
     def number(self) -> int:
         """The number of the claim. Call `hold` successfully before reading it."""
         assert self._own is not None

@@ -33,13 +33,24 @@ TELL_AFTER = 600 * SECOND
 class FolderPictures:
     """The pictures of one folder. For one thread; within `looking`, another one looks."""
 
-    def __init__(self, folder: Path, settle_seconds: float, program_runs: Callable[[], bool]) -> None:
-        """`program_runs`: whether the kernel has not begun to end the program, however late its end is reported."""
+    def __init__(
+        self,
+        folder: Path,
+        settle_seconds: float,
+        program_runs: Callable[[], bool],
+        on_complete: Callable[[Picture], None] = lambda _: None,
+    ) -> None:
+        """`program_runs`: whether the kernel has not begun to end the program, however late its end is reported.
+
+        `on_complete`: called with each picture that is found, also while another one is sent, or nothing can be sent.
+        """
         self._folder = folder
         self._settle_ns = int(settle_seconds * SECOND)
         self._program_runs = program_runs
         self._looks = FolderLooks(folder)
         self._pictures = Pictures(self._settle_ns)
+        self._on_complete = on_complete
+        self._found: Picture | Waits | None = None  # after the last look
         self._waits_since: int | None = None
         self._not_before = 0.0
         self._at_ns = 0
@@ -79,7 +90,7 @@ class FolderPictures:
         nodes = self._looks.look().nodes
         restored = {path: node for path, node in nodes.items() if path in paths}
         others = {path: node for path, node in restored.items() if path in foreign}
-        self._pictures = Pictures(self._settle_ns, restored, others)
+        self._pictures, self._found = Pictures(self._settle_ns, restored, others), None
         return restored
 
     def look(self, *, over: bool = False) -> None:
@@ -90,6 +101,9 @@ class FolderPictures:
             if over or self._program_runs():
                 self.nodes, self._at_ns = look.nodes, look.at_ns
                 self._pictures.see(look)
+                self._found = None if over else self._pictures.found()
+                if isinstance(self._found, Picture):
+                    self._on_complete(self._found)
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -112,7 +126,13 @@ class FolderPictures:
         """Return the picture that is due after the last look, if one is; see `Pictures.picture`."""
         if not ended and died_ns is None and time.monotonic() < self._not_before:
             return Waits("the last picture was taken a moment ago")
-        found = self._pictures.picture(ended=ended, died_ns=died_ns)
+        over = ended or died_ns is not None
+        if over or self._found is None:
+            self._found = self._pictures.found(ended=ended, died_ns=died_ns)
+            if isinstance(self._found, Picture):
+                self._on_complete(self._found)
+        found = self._found
+        self._pictures.offer(found)
         if isinstance(found, Picture) or not found.path:
             self._waits_since, self.held_up = None, ""
             return found
@@ -138,3 +158,4 @@ class FolderPictures:
     def taken(self, picture: Picture, unsent: Set[str] = frozenset()) -> None:
         """Note that a picture is stored; see `Pictures.taken`."""
         self._pictures.taken(picture, unsent)
+        self._found = None

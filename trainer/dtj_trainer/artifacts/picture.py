@@ -72,7 +72,7 @@ class Pictures:
         self._settle_ns = settle_ns
         self.last: Mapping[str, Node] = dict(last or {})
         self._offered: Mapping[str, Node] = {}
-        """The content of the picture that `picture` returned last."""
+        """The content of the picture that was offered last."""
         self._taken_ns = 0
         self._look = Look(0, self.last)
         self._tracks: dict[str, Track] = {}
@@ -139,13 +139,21 @@ class Pictures:
         }
 
     def picture(self, *, ended: bool = False, died_ns: int | None = None) -> Picture | Waits:
-        """Return the picture that is due after the last look, if one is.
+        """Return the picture that is due after the last look, if one is, and offer it.
 
         `ended`: the program ended by itself, with whatever exit code. `died_ns`: when the program was killed.
         """
-        found = self._before_unfinished(died_ns) if died_ns is not None else self._complete(ended=ended)
-        self._offered = found.nodes if isinstance(found, Picture) else {}
+        found = self.found(ended=ended, died_ns=died_ns)
+        self.offer(found)
         return found
+
+    def found(self, *, ended: bool = False, died_ns: int | None = None) -> Picture | Waits:
+        """Return the picture that `picture` would return now, while another one may be offered."""
+        return self._before_unfinished(died_ns) if died_ns is not None else self._complete(ended=ended)
+
+    def offer(self, found: Picture | Waits) -> None:
+        """Note that the next `taken` may be of this picture."""
+        self._offered = found.nodes if isinstance(found, Picture) else {}
 
     def _complete(self, *, ended: bool) -> Picture | Waits:
         over = {path for path in self._new(files=True) if self._look.archives.get(path) is False}

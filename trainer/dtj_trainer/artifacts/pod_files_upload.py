@@ -15,6 +15,7 @@ from dtj_trainer.artifacts.fence import claim_of_attempt
 from dtj_trainer.artifacts.folder_pictures import FolderPictures
 from dtj_trainer.artifacts.look import is_below, kind_of
 from dtj_trainer.artifacts.manifest import ManifestError, folder_name
+from dtj_trainer.artifacts.newest_picture import Name, NewestPicture
 from dtj_trainer.artifacts.picture import Picture
 from dtj_trainer.artifacts.pod_manifest import (
     ANNOUNCED,
@@ -31,7 +32,7 @@ from dtj_trainer.artifacts.pod_manifest import (
 from dtj_trainer.artifacts.refused_files import RefusedFiles
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.sent_files import Changed, SentFiles
-from dtj_trainer.artifacts.snapshot import keys_of
+from dtj_trainer.artifacts.snapshot import keys_of, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Set
@@ -97,7 +98,8 @@ class PodFilesUploader:
     ) -> None:
         self._folder, self._job, self._store, self._pod = folder, job, store, pod
         self._claim_key, self._attempt, self._now = claim_key, attempt, now
-        self._pictures = FolderPictures(folder, settle_seconds, program_runs)
+        self._pictures = FolderPictures(folder, settle_seconds, program_runs, self._note_complete)
+        self.pictures = NewestPicture()
         self.note_torn, self.close = self._pictures.note_torn, self._pictures.close
         self._process = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()
@@ -130,6 +132,16 @@ class PodFilesUploader:
         they are calm."""
         self._answerable = False
         """Whether an announcement came after the first new file."""
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """The content of the folder at the last look."""
+        return self._pictures.nodes
+
+    def _note_complete(self, picture: Picture) -> None:
+        """Note a picture. Without a mark of `save`, the number comes from the pod with the claim."""
+        step = step_of(picture.nodes, self._pictures.marks, self._pictures.last, lambda _: None, None)
+        self.pictures.note(picture, lambda: Name(self._claim if self._claim >= 0 else None, step, step))
 
     def start(self) -> None:
         """Begin to watch the folder. Call it before the program writes there."""
@@ -280,6 +292,7 @@ class PodFilesUploader:
             return False
         gone = tuple(sorted(self._given - picture.nodes.keys()))
         self._say(PodManifest(said.number, tuple(sorted(later)), files=stored, answer=place, gone=gone))
+        self.pictures.note_uploaded(picture, Name(self._claim, said.number, None))
         self._sent.keep_only(own)
         if self.refused.text:
             kept = (path for path, node in self._pictures.nodes.items() if node in self._not_own)

@@ -12,7 +12,7 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import Deadline, Result, retry_transient
 from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_parts import PartUploader
-from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
+from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_fetch import Near
 from dtj_trainer.artifacts.file_upload import FileUploader
@@ -21,12 +21,14 @@ from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.pace import Pace
 from dtj_trainer.artifacts.peer_client import CheckpointPeers
 from dtj_trainer.artifacts.peer_server import PeerServer
+from dtj_trainer.artifacts.picture_watch import PictureWatch
 from dtj_trainer.artifacts.pod_files_upload import PodFilesUploader
 from dtj_trainer.artifacts.pod_sources import METRICS_KEYS, PodFiles, pod_sources
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored
 from dtj_trainer.artifacts.restore_choice import restore_checkpoint
 from dtj_trainer.artifacts.room import Room
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
+from dtj_trainer.artifacts.snapshot import StepAt
 from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.artifacts.stored_segments import restore_growing
 from dtj_trainer.artifacts.sync_loop import SyncLoop
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from dtj_trainer.artifacts.newest_picture import Complete
     from dtj_trainer.artifacts.upload_rules import Begin
 
 log = logging.getLogger(__name__)
@@ -76,6 +79,7 @@ class PodSync:
         self._checkpoints: CheckpointUploader | None = None
         self._parts: PartUploader | None = None
         self._pod_files: PodFilesUploader | None = None
+        self._watch: PictureWatch | None = None
         self._mirror: CheckpointMirror | None = None
         self._mirroring: SyncLoop | None = None
         self._files: FileUploader | None = None
@@ -159,6 +163,7 @@ class PodSync:
     def start(self) -> None:
         """Start to upload in the background."""
         if self._store is None:
+            self._watch_pictures()
             return
         settings, root, fence = self._settings, self._settings.root, self._fence
         files = PodFiles(
@@ -197,6 +202,27 @@ class PodSync:
             self._upload_parts(self._store)
         for loop in self._loops:
             loop.start()
+
+    def _watch_pictures(self) -> None:
+        settings = self._settings
+        if settings.part != "primary" and not settings.shards:
+            return
+        self._watch = PictureWatch(
+            settings.checkpoints,
+            attempt=settings.attempt,
+            settle_seconds=settings.settle_seconds,
+            step_at=self._step_at,
+            program_runs=self._program_runs,
+        )
+        self._watch.start()
+        loop = SyncLoop("watching checkpoints", self._watch.watch_pass, beside_program=True)
+        self._loops.append(loop)
+        loop.start()
+
+    def newest_picture(self) -> Complete | None:
+        """Return the newest complete picture of the checkpoints folder that this pod can put back."""
+        source = self._checkpoints or self._pod_files or self._watch
+        return source.pictures.now(source.nodes) if source else None
 
     def _upload_parts(self, store: Store) -> None:
         folder, settings = self._settings.checkpoints, self._settings
@@ -247,9 +273,9 @@ class PodSync:
     def note_torn(self, paths: Iterable[Path]) -> None:
         """Note that files are incomplete and stay so: the processes that wrote them were killed."""
         paths = list(paths)
-        for uploader in (self._files, self._checkpoints, self._pod_files):
-            if uploader:
-                uploader.note_torn(paths)
+        for each in (self._files, self._checkpoints, self._pod_files, self._watch):
+            if each:
+                each.note_torn(paths)
 
     def finish(
         self,
@@ -303,9 +329,9 @@ class PodSync:
             self._store.uploads.close(seconds)
         if self._server:
             self._server.close()
-        for uploader in (self._checkpoints, self._pod_files):
-            if uploader:
-                uploader.close()
+        for each in (self._checkpoints, self._pod_files, self._watch):
+            if each:
+                each.close()
         deadline = time.monotonic() + min(seconds, CLOSING_SECONDS)
         for loop in loops:
             loop.join(max(deadline - time.monotonic(), 0))

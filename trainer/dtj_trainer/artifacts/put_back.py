@@ -12,7 +12,7 @@ from dtj_trainer.artifacts.arriving_file import beside
 from dtj_trainer.artifacts.file_fetch import Near, fetch_files
 from dtj_trainer.artifacts.folder_looks import walk
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
-from dtj_trainer.artifacts.manifest import UNKNOWN_TIME
+from dtj_trainer.artifacts.manifest import UNKNOWN_TIME, fault_of
 from dtj_trainer.artifacts.on_demand import fault_in_bucket, on_demand_files, write_records
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, write_state
 
@@ -31,21 +31,47 @@ _IN_ORDER = 64
 _ARRIVING, _REMOVED = ".restore-", ".removed-"
 
 
-def put_back(
-    store: Store,
+def make_exactly(
+    store: Store | None,
     manifest: Manifest,
     folder: Path,
     near: Near = NOWHERE,
     *,
     whole: bool = True,
     present: Mapping[str, StoredFile] | None = None,
+    sources: Mapping[str, str] | None = None,
+) -> str | None:
+    """Put back a snapshot as `put_back` does, and remove what it does not have; return the first fault, or None."""
+    fault = put_back(store, manifest, folder, near, whole=whole, present=present, sources=sources)
+    if fault is None:
+        remove_others(folder, manifest.paths)
+        for node in manifest.folders:  # A removal changes the time of the folder.
+            path = folder / node.path
+            if (
+                node.mtime_ns != UNKNOWN_TIME
+                and _is_folder(path)
+                and path.stat().st_mtime_ns != node.mtime_ns
+            ):
+                _set_time(path, node.mtime_ns)
+    return fault
+
+
+def put_back(
+    store: Store | None,
+    manifest: Manifest,
+    folder: Path,
+    near: Near = NOWHERE,
+    *,
+    whole: bool = True,
+    present: Mapping[str, StoredFile] | None = None,
+    sources: Mapping[str, str] | None = None,
 ) -> str | None:
     """Bring a snapshot, verify it and move it into place; return a description of the first fault, or None.
 
-    store: the checkpoints' prefix. `whole`: without it, files that the program reads on demand (see `on_demand`) stay
-    in the bucket, and those for which there is no `near.room`. `present`: files of an earlier snapshot that this
-    function brought, by path. What is present and unchanged stays. Call `remove_others` to remove what the snapshot
-    does not have.
+    store: the checkpoints' prefix; None: all files are in the folder. `whole`: without it, files that the program
+    reads on demand (see `on_demand`) stay in the bucket, and those for which there is no `near.room`. `present`:
+    files that are known to be in place, by path; what is unchanged of them stays. `sources`: where the folder has
+    files of the snapshot, by their paths in it. Call `remove_others` to remove what the snapshot does not have.
 
     Files that an interrupted call already fetched are not fetched again. A program that reads `folder` meanwhile sees
     complete files only. Files and folders appear in the order of their times, the oldest first, and the change times
@@ -58,21 +84,26 @@ def put_back(
     if near.offered:
         near.offered.offer(manifest, arriving, folder)
     stays = _staying(manifest, present or {}, folder)
-    fault = (not whole and fetch_files(store, manifest.marks, arriving, near)) or None
-    later = [] if whole or fault else on_demand_files(manifest, arriving)
-    fault = fault or fault_in_bucket(store, manifest.folder, later)
-    now = [file for file in manifest.files if file not in later and file.path not in stays]
-    room = None if whole else near.room
-    if not fault:
-        bring = room.bring if room else fetch_files
-        fault = bring(store, now, arriving, near)
+    _link({path: source for path, source in (sources or {}).items() if path not in stays}, folder, arriving)
+    if store is None:
+        lacking = (file for file in manifest.files if file.path not in stays)
+        fault, later, room = next(filter(None, (_absent(file, arriving) for file in lacking)), None), [], None
+    else:
+        fault = (not whole and fetch_files(store, manifest.marks, arriving, near)) or None
+        later = [] if whole or fault else on_demand_files(manifest, arriving)
+        fault = fault or fault_in_bucket(store, manifest.folder, later)
+        now = [file for file in manifest.files if file not in later and file.path not in stays]
+        room = None if whole else near.room
+        if not fault:
+            bring = room.bring if room else fetch_files
+            fault = bring(store, now, arriving, near)
     if fault:
         shutil.rmtree(arriving, ignore_errors=True)
         return fault
     left = room.left_out if room else ()
     saved = {mark.path.partition("/")[0] for mark in manifest.marks}
     later += [file for file in left if file.path.count("/") == 1 and file.path.partition("/")[0] in saved]
-    if later:
+    if store and later:
         log.info("%d files stay in the bucket until the program reads them", len(later))
         write_records(store, manifest.folder, later, arriving)
     if manifest.version == 1:
@@ -82,6 +113,23 @@ def put_back(
     shutil.rmtree(arriving, ignore_errors=True)
     _set_times_in_order([node for node in _oldest_first(manifest) if node.path not in stays], folder)
     return None
+
+
+def _link(sources: Mapping[str, str], folder: Path, arriving: Path) -> None:
+    """Give files of the folder another name among those that arrive."""
+    for path, source in sources.items():
+        target = arriving / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        try:
+            os.link(folder / source, target)
+        except OSError:  # For example a file system without hard links.
+            shutil.copyfile(folder / source, target)
+
+
+def _absent(file: StoredFile, arriving: Path) -> str | None:
+    path = arriving / file.path
+    return fault_of(path, file) if path.is_file() else f"{file.path} is not in the folder any more"
 
 
 def _set_times_in_order(nodes: list[StoredNode], folder: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import candidate_of
 from dtj_trainer.artifacts.key_names import key_of
+from dtj_trainer.artifacts.local_checkpoints import newest_of
 from dtj_trainer.artifacts.look import topmost_new
 from dtj_trainer.artifacts.manifest import DAMAGED_FILE, PARTS, PODS, StoredFolder, StoredLink
 from dtj_trainer.artifacts.retention import Candidate, kept
@@ -56,15 +58,42 @@ def ref_of(manifest: Manifest, uri: str) -> contract.CheckpointRef:
     return found
 
 
+StepAt = Callable[[int], int | None]
+"""The program's step at a time (wall clock, nanoseconds); None for a program that reports no steps."""
+
+
+def step_of(
+    nodes: Mapping[str, Node],
+    marks: Mapping[str, Mark],
+    last: Mapping[str, Node],
+    step_at: StepAt,
+    before: int | None,
+) -> int | None:
+    """Return the step of a picture: of the newest mark, of TensorFlow's index, or what the program has reported.
+
+    marks: of the folders of `checkpoints.save`. last, before: content and step of the picture before.
+    """
+    if saved := newest_of({name: mark for name, mark in marks.items() if name in nodes}):
+        return marks[saved].step
+    if (step := step_of_tensorflow(nodes)) is not None:
+        return step
+    new = (node for path, node in nodes.items() if not node.same(last.get(path)))
+    changed = [node.changed_ns for node in new if node.kind != "directory"]
+    return step_at(max(changed)) if changed else before
+
+
+def later_number(step: int | None, last: int) -> int:
+    """Return the step, or the number after the last one if the step is not greater. last: -1: there is none."""
+    return step if step is not None and step > last else max(last, 0) + 1
+
+
 def new_number(step: int | None, claim: int, manifests: Iterable[Manifest]) -> int:
     """Return the number of the next snapshot: the step, unless that would not come after the claim's last number."""
     manifests = list(manifests)
     last = max((manifest.number for manifest in manifests if manifest.claim == claim), default=-1)
-    if step is not None and step > last:
-        return step
-    if last < 0:  # The numbers of an attempt without steps go on from those before.
+    if last < 0 and step is None:  # The numbers of an attempt without steps go on from those before.
         last = max((manifest.number for manifest in manifests), default=0)
-    return last + 1
+    return later_number(step, last)
 
 
 def step_of_tensorflow(nodes: Mapping[str, Node]) -> int | None:

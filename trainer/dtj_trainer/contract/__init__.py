@@ -25,6 +25,7 @@ from dtj_trainer.contract.report import Artifacts as Artifacts
 from dtj_trainer.contract.report import Bottleneck as Bottleneck
 from dtj_trainer.contract.report import CheckpointRef as CheckpointRef
 from dtj_trainer.contract.report import Phases as Phases
+from dtj_trainer.contract.report import PodCheckpoint as PodCheckpoint
 from dtj_trainer.contract.report import Progress as Progress
 from dtj_trainer.contract.report import Report as Report
 from dtj_trainer.contract.report import RestoredRef as RestoredRef

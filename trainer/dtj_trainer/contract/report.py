@@ -93,11 +93,25 @@ class Utilisation(TypedDict, total=False):
     """The average of the pod's GPUs, 0 to 1."""
 
 
+class PodCheckpoint(TypedDict, total=False):
+    """The newest complete checkpoint that this pod can put back. `claim` and `number` order checkpoints."""
+
+    claim: int
+    number: int
+    step: int
+    time: str
+    """When the content was as it is, RFC 3339 in UTC."""
+    uploaded: bool
+    """Whether the bucket has it."""
+
+
 class Report(TypedDict, total=False):
     """The body of `/progress`."""
 
     progress: Progress
     artifacts: Artifacts
+    checkpoint: PodCheckpoint
+    """Absent before the first one, and in a Termination."""
     phases: Phases
     utilisation: Utilisation
     """Absent where no program runs, and in a Termination."""

@@ -205,8 +205,10 @@ class Pod:
         return found
 
     def _served(self) -> contract.Report:
-        """Return the report with what the pod uses now, which no termination message has room for."""
+        """Return the report with the newest checkpoint on disk, and what the pod uses now."""
         found = self.report()
+        if self._settings.pod.uploads == "primary" and (newest := self._sync.newest_picture()):
+            found["checkpoint"] = newest.reported()
         if used := self._sampler.totals():
             found["utilisation"] = used
         return found

@@ -1,0 +1,132 @@
+"""The newest complete picture of a pod can be put back from the pod's own files, also without a bucket."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.trainer.memory_store import Bucket, Gate, MemoryStore
+from tests.trainer.test_put_back import seen, uploader, write
+
+from dtj_trainer.artifacts.picture_watch import PictureWatch
+from dtj_trainer.artifacts.s3 import S3Error
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "checkpoints").mkdir()
+    return tmp_path / "checkpoints"
+
+
+def state(folder: Path) -> dict[str, tuple[str, int]]:
+    return {path: (content, (folder / path).lstat().st_mtime_ns) for path, content in seen(folder).items()}
+
+
+def watch(folder: Path) -> PictureWatch:
+    watching = PictureWatch(folder, attempt=2, settle_seconds=0.0, step_at=lambda _: 40)
+    watching.start()
+    return watching
+
+
+def first_save(folder: Path) -> None:
+    write(folder, run__a="1", run__c__d="2", last="3", pointer="run")
+    (folder / "empty").mkdir()
+    (folder / "newest").symlink_to("run/a")
+    os.utime(folder / "run/a", ns=(10**18, 10**18))
+
+
+def renamed(folder: Path) -> None:
+    (folder / "run/a").rename(folder / "run/old")
+    write(folder, run__a="torn")
+
+
+def replaced_by_rename(folder: Path) -> None:
+    os.link(folder / "last", folder / "kept")
+    write(folder, **{"last.new": "newer"})
+    (folder / "last.new").replace(folder / "last")
+
+
+def new_ones(folder: Path) -> None:
+    write(folder, run__b="newer", other__x="newer", torn="")
+    (folder / "newest").unlink()
+    (folder / "newest").symlink_to("run/b")
+    (folder / "empty").rmdir()
+
+
+@pytest.mark.parametrize("later", [new_ones, renamed, replaced_by_rename])
+def test_what_came_after_goes_and_the_rest_is_exactly_as_it_was(
+    later: Callable[[Path], None], folder: Path
+) -> None:
+    watching = watch(folder)
+    first_save(folder)
+    watching.watch_pass(ended=True, died_ns=None)
+    before = state(folder)
+    found = watching.pictures.now(watching.nodes)
+    assert found is not None
+    assert {key: value for key, value in found.reported().items() if key != "time"} == {
+        "claim": 2,
+        "number": 40,
+        "step": 40,
+        "uploaded": False,
+    }
+    later(folder)
+    # The look after a kill finds nothing more that is complete.
+    watching._folder.look(over=True)
+    assert watching.pictures.now(watching.nodes) == found
+    assert watching.pictures.put_back(found, folder, watching.nodes) is None
+    assert state(folder) == before
+
+
+def test_a_file_that_was_written_in_place_gives_way_to_the_picture_before(folder: Path) -> None:
+    watching = watch(folder)
+    write(folder, first="1")
+    watching.watch_pass(ended=True, died_ns=None)
+    before = state(folder)
+    write(folder, last="2")
+    watching.watch_pass(ended=True, died_ns=None)
+    write(folder, last="torn")
+    watching._folder.look(over=True)
+    found = watching.pictures.now(watching.nodes)
+    assert found is not None
+    assert found.name.number == 40
+    assert watching.pictures.put_back(found, folder, watching.nodes) is None
+    assert state(folder) == before
+    write(folder, first="torn")
+    watching._folder.look(over=True)
+    assert watching.pictures.now(watching.nodes) is None
+
+
+def test_a_picture_counts_before_the_bucket_has_it_and_the_bucket_gives_what_was_overwritten(
+    folder: Path,
+) -> None:
+    down = False
+
+    def refuse(request: str) -> None:
+        if down:
+            raise S3Error(request, transient=True)
+
+    job = MemoryStore(Bucket(), Gate(before=refuse))
+    sync = uploader(folder, job)
+    write(folder, a="1", b="1")
+    sync.upload_pass(ended=True, died_ns=None)
+    uploaded = sync.pictures.now(sync.nodes)
+    assert uploaded is not None
+    assert (uploaded.name.number, uploaded.uploaded) == (1, True)
+    down = True
+    write(folder, b="2", c="2")
+    with pytest.raises(S3Error):
+        sync.upload_pass(ended=True, died_ns=None)
+    found, before = sync.pictures.now(sync.nodes), state(folder)
+    assert found is not None
+    assert (found.name.number, found.uploaded) == (2, False)
+    down = False
+    write(folder, a="torn")  # The bucket has it.
+    sync._pictures.look(over=True)
+    assert sync.pictures.now(sync.nodes) == found
+    assert sync.pictures.put_back(found, folder, sync.nodes, job.below("checkpoints")) is None
+    assert state(folder) == before
+    write(folder, c="torn")  # Nobody has it.
+    sync._pictures.look(over=True)
+    assert sync.pictures.now(sync.nodes) == uploaded
