@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from typing import Any, NoReturn
 
 from dtj.api.identity import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, LABEL_RECORD, MANAGER
@@ -13,6 +12,7 @@ from dtj.cluster.port import ApiError, Selection, Source
 from dtj.reconcile.budget import NAMESPACE_BYTES
 from dtj.reconcile.informer import Cache, Informer
 from dtj.reconcile.job_cache import JobCache
+from dtj.reconcile.owned_cache import OwnedCache
 from dtj.reconcile.record import view_record
 from dtj.reconcile.stuck import Stuck
 from dtj.reconcile.tensorboard import view_deployment
@@ -26,6 +26,8 @@ _OURS = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_JOB}"
 _RECORDS = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_RECORD}"
 # The pause before the spec of a job is asked for again, when the API server refused it.
 _AGAIN_SECONDS = 30.0
+# The Services, ConfigMaps, Deployments and record pods that are kept of one job. A job has few of each.
+_MOST_OF_JOB = 64
 
 
 class Informers:
@@ -50,11 +52,12 @@ class Informers:
         self._source = source
         self._missing: asyncio.Queue[Key] = asyncio.Queue()
         self.jobs = JobCache(job_changed, changed, self._missing.put_nowait, namespace_bytes)
-        self.pods = Cache(_pod, *calls, PodUrgency())
-        self.services = Cache(_service, *calls)
-        self.configs = Cache(_config, *calls)
-        self.deployments = Cache(view_deployment, *calls)
-        self.records = Cache(view_record, *calls, key=_recorded_key)
+        owned = self.jobs.has_at, *calls
+        self.pods = OwnedCache(_pod, *owned, PodUrgency())
+        self.services = OwnedCache(_service, *owned, most=_MOST_OF_JOB)
+        self.configs = OwnedCache(_config, *owned, most=_MOST_OF_JOB)
+        self.deployments = OwnedCache(view_deployment, *owned, most=_MOST_OF_JOB)
+        self.records = OwnedCache(view_record, *owned, key=_recorded_key, most=_MOST_OF_JOB)
         caches: Mapping[tuple[str, str, str], Cache[Any]] = {
             (API_VERSION, KIND, ""): self.jobs,
             ("v1", "Pod", _OURS): self.pods,
@@ -76,8 +79,9 @@ class Informers:
 
     def start(self) -> None:
         """Begin to list and watch."""
-        every = chain.from_iterable(self._informers.values())
-        self._tasks = [asyncio.create_task(informer.run()) for informer in every]
+        for jobs, *others in self._informers.values():
+            self._tasks.append(asyncio.create_task(jobs.run()))
+            self._tasks += [asyncio.create_task(_after(jobs, other)) for other in others]
         self._tasks.append(asyncio.create_task(self._fetch()))
 
     async def synced(self, namespace: str | None = None) -> None:
@@ -123,6 +127,12 @@ class Informers:
         return sum(map(len, self._caches))
 
 
+async def _after(jobs: Informer[Any], informer: Informer[Any]) -> NoReturn:
+    """Run an informer of what jobs own. Until the jobs are listed, all objects would have an unknown owner."""
+    await jobs.synced.wait()
+    await informer.run()
+
+
 def _recorded_key(manifest: Mapping[str, Any]) -> Key:
     return manifest["metadata"]["namespace"], manifest["metadata"]["labels"][LABEL_RECORD]
 
@@ -136,13 +146,7 @@ def _service(manifest: Mapping[str, Any]) -> Owned:
     return Owned(metadata["name"], controller_uid(manifest), uid=metadata["uid"])
 
 
-def _config(manifest: Mapping[str, Any]) -> Owned | None:
-    # Anybody may make a ConfigMap of a megabyte with the two labels: keep a digest, and of jobs' own ones alone.
-    if not any(owner.get("kind") == KIND and owner.get("controller") for owner in _owners(manifest)):
-        return None
+def _config(manifest: Mapping[str, Any]) -> Owned:
+    # Anybody may make a ConfigMap of a megabyte with the two labels: a digest is kept.
     metadata, data = manifest["metadata"], manifest.get("data") or {}
     return Owned(metadata["name"], controller_uid(manifest), data_digest(data), metadata["uid"])
-
-
-def _owners(manifest: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return manifest["metadata"].get("ownerReferences") or ()

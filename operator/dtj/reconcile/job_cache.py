@@ -55,6 +55,10 @@ class JobCache(Cache[CachedJob]):
         """Return whether the cache has a job of this uid."""
         return uid in self._keys
 
+    def has_at(self, uid: str, key: Key) -> bool:
+        """Return whether the job of this key has this uid."""
+        return self._keys.get(uid) == key
+
     def _kept(self, manifest: Mapping[str, Any]) -> CachedJob:
         job = keep(manifest)
         uid, namespace = job.metadata["uid"], job.metadata["namespace"]

@@ -125,7 +125,9 @@ class Recorder:
             for pod in seen.records:
                 if not pod.deleting and (pod.name != name or pod.lost or not wanted):
                     await cluster.delete_pod(job.namespace, pod.name, pod.uid)
-                    if pod.lost and pod.name == name:
+                    if pod.name == name and not pod.lost:
+                        self._places.ended(job.namespace, wrote=pod.succeeded)
+                    elif pod.name == name:
                         memory.record_tries.fail()
         except ApiError as error:
             _log.warning("%s/%s: its record pod: %s", *key, error)

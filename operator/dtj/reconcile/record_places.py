@@ -10,6 +10,8 @@ from dtj.reconcile.view import Key
 
 MOST_RECORD_PODS = 16
 """Record pods at a time, of all jobs."""
+MOST_IN_VAIN = 2
+"""Record pods at a time of a namespace whose last record pod wrote nothing."""
 # A job that has not asked for its place for so long does not use it: its passes break off, or nobody runs them.
 _FORGOTTEN_SECONDS = 600.0
 
@@ -17,7 +19,8 @@ _FORGOTTEN_SECONDS = 600.0
 class RecordPlaces:
     """Gives each place that becomes free to the namespace that has fewest, and there to the job that asked first.
 
-    One namespace leaves a quarter of the places free, for the next that comes.
+    One namespace leaves a quarter of the places free, for the next that comes. A namespace whose last record pod
+    wrote nothing has few places until one of its pods writes: a pod waits minutes for a store that does not answer.
     """
 
     def __init__(
@@ -36,11 +39,20 @@ class RecordPlaces:
         """When each job with a place asked for it last, or got it, in seconds of the clock."""
         self._waiting: dict[str, dict[Key, None]] = {}
         """The jobs that wait, by namespace."""
+        self._in_vain = set[str]()
+        """The namespaces whose last record pod wrote nothing."""
 
     def hold(self, key: Key) -> None:
         """Note that a job has a record pod."""
         self._wait_no_more(key)
         self._held[key] = self._elapsed()
+
+    def ended(self, namespace: str, *, wrote: bool) -> None:
+        """Note that a record pod of this namespace ended, or was given up."""
+        if wrote:
+            self._in_vain.discard(namespace)
+        else:
+            self._in_vain.add(namespace)
 
     def take(self, key: Key) -> bool:
         """Return whether the job has a place. Without a place, the job waits for one from now on."""
@@ -58,6 +70,9 @@ class RecordPlaces:
         if self._held.pop(key, None) is not None:
             self._give()
 
+    def _share(self, namespace: str) -> int:
+        return MOST_IN_VAIN if namespace in self._in_vain else self._most - self._most // 4
+
     def _wait_no_more(self, key: Key) -> None:
         waiting = self._waiting.get(key[0], {})
         waiting.pop(key, None)
@@ -68,11 +83,12 @@ class RecordPlaces:
         now = self._elapsed()
         for key in [key for key, at in self._held.items() if now - at > _FORGOTTEN_SECONDS]:
             del self._held[key]
-        while self._waiting and len(self._held) < self._most:
+        while len(self._held) < self._most:
             held = Counter(namespace for namespace, _ in self._held)
-            namespace = min(self._waiting, key=lambda each: held[each])
-            if held[namespace] >= self._most - self._most // 4:
+            below = [each for each in self._waiting if held[each] < self._share(each)]
+            if not below:
                 return
+            namespace = min(below, key=lambda each: held[each])
             key = next(iter(self._waiting[namespace]))
             self._wait_no_more(key)
             self._held[key] = now

@@ -18,8 +18,10 @@ from dtj.plan.model import Plan, TensorBoard
 from dtj.plan.tensorboard import ANNOTATION_DIGEST, OFF, tensorboard_url, turned_off
 from dtj.reconcile.refusal import Refused, make, refuse
 from dtj.reconcile.view import Owned, OwnedDeployment, controller_uid
+from dtj.status.draft import LONGEST_CONDITION
 
 _log = logging.getLogger(__name__)
+_LONGEST_DIGEST = 64
 
 
 def view_deployment(manifest: Mapping[str, Any]) -> OwnedDeployment:
@@ -35,9 +37,10 @@ def view_deployment(manifest: Mapping[str, Any]) -> OwnedDeployment:
         name=metadata["name"],
         owner=controller_uid(manifest),
         uid=metadata["uid"],
-        digest=(metadata.get("annotations") or {}).get(ANNOTATION_DIGEST, ""),
+        # Who may create Deployments writes what they like into the annotation.
+        digest=(metadata.get("annotations") or {}).get(ANNOTATION_DIGEST, "")[:_LONGEST_DIGEST],
         ready=ready,
-        trouble=next(failing, None) or _queued(metadata, ready=ready),
+        trouble=(next(failing, None) or "")[:LONGEST_CONDITION] or _queued(metadata, ready=ready),
     )
 
 

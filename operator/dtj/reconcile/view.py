@@ -18,6 +18,7 @@ from dtj.status.record import RecordPod
 
 # The kinds that control the pods of an MPIJob, and the ends of their names after the job's name.
 _DELEGATES = {MPIJOB_KIND: "", "Job": "-launcher"}
+_LONGEST_UID = 64
 Key = tuple[str, str]
 """The namespace and the name of a job."""
 
@@ -133,9 +134,7 @@ def _job_uid(pod: Mapping[str, Any], *, delegated: bool) -> str:
     """Return the uid of the job that a pod belongs to, or an empty string: anybody may set labels on any pod."""
     if delegated:
         return str((pod["metadata"].get("labels") or {}).get(LABEL_UID) or "")
-    owner = _controller(pod)
-    is_job = owner.get("kind") == KIND and str(owner.get("apiVersion")).startswith(f"{GROUP}/")
-    return str(owner["uid"]) if is_job else ""
+    return controller_uid(pod)
 
 
 def _is_of_delegate(pod: Mapping[str, Any]) -> bool:
@@ -146,8 +145,11 @@ def _is_of_delegate(pod: Mapping[str, Any]) -> bool:
 
 
 def controller_uid(manifest: Mapping[str, Any]) -> str:
-    """Return the uid of the object that controls this object, or an empty string without such an object."""
-    return str(_controller(manifest).get("uid", ""))
+    """Return the uid of the job that controls this object, or an empty string without such a job."""
+    owner = _controller(manifest)
+    is_job = owner.get("kind") == KIND and str(owner.get("apiVersion")).startswith(f"{GROUP}/")
+    # The API server takes a uid of any length.
+    return str(owner["uid"])[:_LONGEST_UID] if is_job else ""
 
 
 def _controller(manifest: Mapping[str, Any]) -> Mapping[str, Any]:

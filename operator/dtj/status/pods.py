@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
 from dtj.api.mpijob import INDEX_LABEL
@@ -36,6 +37,8 @@ _DISRUPTIONS = frozenset(
         "OutOfpods",
     }
 )
+_MOST_NAMES = 16
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +161,9 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         grace_seconds=float(metadata.get("deletionGracePeriodSeconds") or 0),
         silent=status.get("phase") == "Unknown" or _is_silent(pod, conditions),
         scheduled_at=scheduled.get("lastTransitionTime") if scheduled.get("status") == "True" else None,
-        gates=tuple(gate["name"] for gate in (pod.get("spec") or {}).get("schedulingGates") or []),
+        gates=_few(gate["name"] for gate in (pod.get("spec") or {}).get("schedulingGates") or []),
         queue=labels.get(KUEUE_QUEUE),
-        devices=tuple(_devices(pod)),
+        devices=_few(_devices(pod)),
         finalizers=_finalizers(metadata) if status.get("phase") in ("Succeeded", "Failed") else (),
         unstarted=scheduled.get("status") == "True"
         and (status.get("phase") or "Pending") == "Pending"
@@ -169,8 +172,13 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
     )
 
 
+def _few(given: Iterable[T]) -> tuple[T, ...]:
+    """Return the first of what a pod has: who may create pods may give one a megabyte of names."""
+    return tuple(islice(given, _MOST_NAMES))
+
+
 def _finalizers(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(metadata.get("finalizers") or ()) if metadata.get("deletionTimestamp") is not None else ()
+    return _few(metadata.get("finalizers") or ()) if metadata.get("deletionTimestamp") is not None else ()
 
 
 def _has_begun(container: Mapping[str, Any]) -> bool:

@@ -3,13 +3,13 @@
 * what is kept of a job, and how much that is
 * the order in which jobs have room
 * the cache: jobs that lose their room and get it again
-* ConfigMaps
+* what jobs own
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import pickle
 import random
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -18,17 +18,20 @@ from typing import Any
 import pytest
 
 from dtj.api.checking import MOST_ENTRIES
-from dtj.api.identity import API_VERSION, KIND, LABEL_JOB
+from dtj.api.identity import API_VERSION, KIND, LABEL_JOB, LABEL_RECORD
 from dtj.api.job import Manifest, read_job
 from dtj.api.nesting import MOST_LEVELS, TOO_DEEP
 from dtj.api.unreadable import NOT_KEPT, UnreadableJob, read_stored_job
 from dtj.cluster.port import Selection
+from dtj.plan.tensorboard import ANNOTATION_DIGEST
 from dtj.reconcile import informers as informers_module
+from dtj.reconcile import owned_cache
 from dtj.reconcile.budget import Budget
 from dtj.reconcile.informers import Informers
 from dtj.reconcile.job_cache import JobCache
 from dtj.reconcile.kept_job import keep, weight
 from dtj.reconcile.lister import Lister
+from dtj.reconcile.owned_cache import MOST_STRAYS
 from dtj.reconcile.view import Key
 from tests.unit.support.jobs import manifest
 
@@ -310,38 +313,126 @@ async def test_the_spec_of_a_job_that_has_room_again_is_listed_until_it_comes(
     assert shown["spec"] == source.jobs["new"]["spec"]
 
 
-# --- ConfigMaps --------------------------------------------------------------------------------------------
+# --- what jobs own -----------------------------------------------------------------------------------------
+
+OWNED = {
+    "Pod": "pods",
+    "Service": "services",
+    "ConfigMap": "configs",
+    "Deployment": "deployments",
+    "record": "records",
+}
+"""Each kind, and its cache in `Informers`."""
 
 
-def config(name: str, owner: str | None, size: int) -> Manifest:
-    reference = {"apiVersion": API_VERSION, "kind": owner, "name": "a", "uid": "uid-a", "controller": True}
-    metadata = {"name": name, "namespace": "ml", "uid": name, "labels": {LABEL_JOB: "a"}}
-    metadata |= {"ownerReferences": [reference]} if owner else {}
-    return {"metadata": metadata | {"resourceVersion": "1"}, "data": {"a": name + "x" * size}}
+def owned(name: str, owner: str | None, large: str = "", uid: str = "uid-a") -> Manifest:
+    """An object with the labels of job a, and `large` wherever a tenant may write it."""
+    reference = {
+        "apiVersion": API_VERSION,
+        "kind": owner,
+        "name": "a",
+        "uid": uid + large,
+        "controller": True,
+    }
+    names = [f"x.org/{number}" for number in range(len(large) // 7)]
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "ml",
+            "uid": f"uid-{name}",
+            "creationTimestamp": "2026-11-21T12:00:00Z",
+            "deletionTimestamp": "2026-11-21T12:00:00Z",
+            "labels": {LABEL_JOB: "a", LABEL_RECORD: "a"},
+            "annotations": {ANNOTATION_DIGEST: name + large},
+            "finalizers": names,
+            "ownerReferences": [reference] if owner else [],
+            "resourceVersion": "1",
+        },
+        "data": {"a": name + large},
+        "spec": {
+            "schedulingGates": [{"name": each} for each in names],
+            "containers": [{"name": "trainer", "resources": {"limits": dict.fromkeys(names, "1")}}],
+        },
+        "status": {"phase": "Failed"},
+    }
 
 
 @pytest.mark.bound(
     "operator",
-    "Who may create ConfigMaps with the labels of a job",
-    "Memory for ConfigMaps",
-    "A digest; nothing of those that no job controls",
+    "Who may create pods, Services, ConfigMaps or Deployments with the labels of a job",
+    "Memory for one of them",
+    "2 kB, however large it is; nothing of one that no job controls",
 )
-def test_of_config_maps_a_digest_is_kept_and_of_others_than_jobs_nothing() -> None:
+@pytest.mark.parametrize("cache", OWNED.values(), ids=OWNED)
+def test_of_an_object_little_is_kept_and_of_others_than_jobs_nothing(cache: str) -> None:
+    kept = getattr(Informers(Source(), (), *3 * [lambda _: None]), cache)
+    for kind in (KIND, "Deployment", None):
+        kept.put(owned(str(kind), kind, "x" * 70_000))
+    assert len(kept) == 1
+    assert len(pickle.dumps(kept.items())) < 2_000
+
+
+def test_config_maps_of_other_data_differ() -> None:
     informers = Informers(Source(), (), *3 * [lambda _: None])
-    tracemalloc.start()
-    for number in range(20):
-        informers.configs.put(json.loads(json.dumps(config(f"c{number}", KIND, 1_000_000))))
-        informers.configs.put(json.loads(json.dumps(config(f"theirs-{number}", "Deployment", 1_000_000))))
-        informers.configs.put(json.loads(json.dumps(config(f"nobodys-{number}", None, 1_000_000))))
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-
-    assert len(informers.configs) == len({kept.digest for kept in informers.configs.of(("ml", "a"))}) == 20
-    assert held < 100_000
+    for name in ("a", "b"):
+        informers.configs.put(owned(name, KIND))
+    assert len({kept.digest for kept in informers.configs.of(("ml", "a"))}) == 2
 
 
-def test_a_config_map_that_leaves_its_job_is_dropped() -> None:
+@pytest.mark.bound(
+    "operator",
+    "Who may create pods, Services, ConfigMaps or Deployments, and names an owner that does not exist",
+    "Objects in memory",
+    "1,000 of a kind in a namespace; the newest stay",
+)
+@pytest.mark.parametrize("cache", OWNED.values(), ids=OWNED)
+def test_of_objects_whose_job_nobody_knows_the_newest_stay(cache: str) -> None:
     informers = Informers(Source(), (), *3 * [lambda _: None])
-    informers.configs.put(config("c", KIND, 10))
-    informers.configs.put(config("c", None, 10))
+    kept = getattr(informers, cache)
+    informers.jobs.put(job("a"))
+    kept.put(owned("first", KIND))
+    for number in range(MOST_STRAYS + 100):
+        stray = owned(f"stray-{number}", KIND, uid=f"uid-{number}")
+        stray["metadata"]["labels"] = dict.fromkeys((LABEL_JOB, LABEL_RECORD), f"b-{number}")
+        kept.put(stray)
+    assert len(kept) == 1 + MOST_STRAYS
+    assert [len(kept.of(("ml", name))) for name in ("a", "b-0", "b-99", "b-100", "b-1099")] == [1, 0, 0, 1, 1]
+
+
+def test_an_object_whose_job_comes_later_is_no_stray_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader may hear of a pod before it hears of the pod's job."""
+    monkeypatch.setattr(owned_cache, "MOST_STRAYS", 3)
+    informers = Informers(Source(), (), *3 * [lambda _: None])
+    informers.pods.put(owned("early", KIND))
+    informers.jobs.put(job("a"))
+    for number in range(9):
+        informers.pods.put(owned(f"stray-{number}", KIND, uid="nobody"))
+    assert [pod.view.name for pod in informers.pods.of(("ml", "a"))] == [
+        "early", "stray-6", "stray-7", "stray-8",
+    ]  # fmt: skip
+    for number in range(9):
+        informers.pods.drop(f"uid-stray-{number}")
+    assert [pod.view.name for pod in informers.pods.of(("ml", "a"))] == ["early"]
+
+
+@pytest.mark.bound(
+    "operator",
+    "Who may create Services, ConfigMaps or Deployments, and names a job as their owner",
+    "Objects of one job in memory",
+    "64 of each kind",
+)
+@pytest.mark.parametrize("cache", ["services", "configs", "deployments", "records"])
+def test_of_the_objects_of_a_job_a_few_are_kept(cache: str) -> None:
+    informers = Informers(Source(), (), *3 * [lambda _: None])
+    kept = getattr(informers, cache)
+    informers.jobs.put(job("a"))
+    for number in range(200):
+        kept.put(owned(f"o-{number}", KIND))
+    assert len(kept) == 64
+
+
+def test_an_object_that_leaves_its_job_is_dropped() -> None:
+    informers = Informers(Source(), (), *3 * [lambda _: None])
+    informers.configs.put(owned("c", KIND))
+    informers.configs.put(owned("c", None))
     assert len(informers.configs) == 0

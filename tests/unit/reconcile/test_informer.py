@@ -158,11 +158,10 @@ async def test_all_is_cached_when_each_kind_was_listed() -> None:
     informers = Informers(Waiting([], [[] for _ in range(9)]), (), *3 * [lambda _: None])
     informers.start()
     synced = asyncio.create_task(informers.synced())
-    while len(listed) < 5:
-        await asyncio.sleep(0)
     for kind in (KIND, "Pod", "Service", "ConfigMap", "Deployment"):
         for _ in range(20):
             await asyncio.sleep(0)
+        assert (kind == KIND) == (list(listed) == [KIND]), "the jobs are listed first"
         assert not synced.done(), f"{kind} is not listed yet"
         listed[kind].set()
     await asyncio.wait_for(synced, 60)

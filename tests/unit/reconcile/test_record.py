@@ -20,6 +20,7 @@ from dtj.api.identity import LABEL_RECORD
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
 from dtj.reconcile.record import MOST_LOST
+from dtj.reconcile.record_places import MOST_IN_VAIN
 from dtj.status import record as status_record
 from tests.unit.support.fake_cluster import WRITES, Call, FakeCluster
 from tests.unit.support.jobs import manifest
@@ -366,6 +367,8 @@ async def test_a_pod_that_does_not_end_is_given_up() -> None:
     world.record = None
     await world.until(lambda: world.recorded == ("False", "RecordGivenUp"), 400)
     await world.until(lambda: world.record_pods() == [])
+    places = [world.places.take((KEY[0], f"other-{number}")) for number in range(20)]
+    assert places.count(True) == MOST_IN_VAIN
 
 
 async def test_a_quota_is_waited_for_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

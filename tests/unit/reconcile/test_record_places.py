@@ -64,3 +64,23 @@ def test_a_job_whose_passes_break_off_loses_its_place(seconds: float, free: bool
     world.places.hold(("ml", "a"))
     world.now = seconds
     assert world.places.take(("ml", "b")) is free
+
+
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs, with a store that does not answer",
+    "Record pods of one namespace, after one that wrote nothing",
+    "2 of 16 at a time, until one writes",
+)
+def test_a_namespace_whose_store_does_not_answer_has_few_places_until_it_answers() -> None:
+    world = Places()
+    silent = world.taken("silent", 60)
+    world.places.ended("silent", wrote=False)
+    for key in silent:
+        world.places.leave(key)
+    assert world.woken == [("silent", "12"), ("silent", "13")]
+    assert len(world.taken("quiet", 60)) == 12
+
+    world.places.ended("silent", wrote=True)
+    world.places.leave(("silent", "12"))
+    assert [key[0] for key in world.woken[2:]] == ["silent"] * 3

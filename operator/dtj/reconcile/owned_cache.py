@@ -1,0 +1,89 @@
+"""The caches of what jobs own. Anybody may label an object, and name any owner: what no job owns takes few bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from dtj.api.job import Manifest
+from dtj.reconcile.informer import Cache
+from dtj.reconcile.view import Key
+
+MOST_STRAYS = 1_000
+"""The objects of one kind in one namespace that are kept although their owner is no job in the cache of jobs."""
+
+
+class _Owned(Protocol):
+    @property
+    def owner(self) -> str:
+        """The uid of the job, or an empty string."""
+
+
+T = TypeVar("T", bound=_Owned)
+
+
+class OwnedCache(Cache[T]):
+    """Keeps the objects of jobs, and nothing of an object without an owner.
+
+    The newest objects with an unknown owner stay, because the operator may hear of an object before it hears of the
+    object's job.
+    """
+
+    def __init__(
+        self,
+        see: Callable[[Manifest], T],
+        knows: Callable[[str, Key], bool],
+        changed: Callable[[Key], None],
+        changed_little: Callable[[Key], None],
+        urgent: Callable[[Key, T | None, T | None], bool] | None = None,
+        key: Callable[[Manifest], Key] | None = None,
+        most: float = math.inf,
+    ) -> None:
+        """knows: returns whether the cache of jobs has a job of this uid, at this key.
+        most: the objects that are kept of one job.
+
+        See `Cache` for the rest.
+        """
+
+        def owned(manifest: Manifest) -> T | None:
+            seen = see(manifest)
+            return seen if seen.owner else None
+
+        super().__init__(owned, changed, changed_little, urgent, key)
+        self._knows = knows
+        self._most = most
+        self._strays: dict[str, dict[str, None]] = {}
+        """The uids of the objects with an unknown owner, by namespace, the oldest first."""
+
+    def put(self, manifest: Manifest) -> None:
+        """See `Cache`."""
+        uid = manifest["metadata"]["uid"]
+        key = self._key(manifest)
+        if uid not in self._keys and len(self._jobs.get(key, ())) >= self._most:
+            return
+        super().put(manifest)
+        if uid not in self._keys:
+            return
+        if self._is_known(uid):
+            self._strays.get(key[0], {}).pop(uid, None)
+            return
+        strays = self._strays.setdefault(key[0], {})
+        strays[uid] = None
+        if len(strays) > MOST_STRAYS:
+            oldest = next(iter(strays))
+            del strays[oldest]
+            if not self._is_known(oldest):
+                self.drop(oldest)
+
+    def drop(self, uid: str) -> None:
+        """See `Cache`."""
+        if (key := self._keys.get(uid)) is not None and key[0] in self._strays:
+            self._strays[key[0]].pop(uid, None)
+            if not self._strays[key[0]]:
+                del self._strays[key[0]]
+        super().drop(uid)
+
+    def _is_known(self, uid: str) -> bool:
+        key = self._keys[uid]
+        return self._knows(self._jobs[key][uid].owner, key)
