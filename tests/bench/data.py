@@ -27,6 +27,7 @@ from PIL import Image
 from dtj_trainer.artifacts.store import open_store
 from dtj_trainer.data import stage
 from dtj_trainer.data.index import INDEX_NAME, Block, DataIndex, Shard, SplitIndex
+from tests.bench import class_order
 from tests.bench.checkpoint_transfer import BUCKET, object_store
 from tests.bench.data_readers import WORKERS
 from tests.bench.figures import table
@@ -68,6 +69,7 @@ def targets() -> list[Target]:
         Target("cached epoch/limited GETs", "cached/limited", 4, at_least=True, of_a_ratio=True),
         Target("decoded/slower of GETs and decoding", "decoded/slower", 0.9, at_least=True, of_a_ratio=True),
         *faster,
+        *class_order.targets(),
         Target("memory, the large set/the small one", "memory, large", 1.1, of_a_ratio=True),
         Target("memory over small files", "memory, small files", 1.1, of_a_ratio=True),
     ]
@@ -250,6 +252,7 @@ def measured(folder: Path, given: argparse.Namespace) -> tuple[Figures, list[str
         figures["memory, small files"] = memory(small, "--decode")
         copied(uri, large, given.copies, folder)
         figures["memory, large"] = most_memory(large) / most_memory(uri)
+    figures |= class_order.figures()
     figures["dtj/GETs"] = figures["dtj"] / figures["GETs"]
     figures["cached/limited"] = figures["cached epoch"] / figures["limited GETs"]
     figures["decoded/slower"] = figures["dtj, decoded"] / min(figures["GETs"], figures["decoding alone"])

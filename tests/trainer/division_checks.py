@@ -124,8 +124,8 @@ class Trained:
         each = 96 // max(shares - 1, 1)
         own = slice(each * rank, each * (rank + 1) if rank < max(shares - 1, 1) else each * rank)
         found = self.model.test(PICTURES.pixels[:96][own], PICTURES.labels[:96][own])
-        right, loss = self.ranks.total([one * self.ranks.counts for one in found], "test")
-        return {"right": torch.tensor(right), "loss": torch.tensor(loss / 96)}
+        right, loss, top5 = self.ranks.total([one * self.ranks.counts for one in found], "test")
+        return {"right": torch.tensor(right), "loss": torch.tensor(loss / 96), "top5": torch.tensor(top5)}
 
     def save(self) -> None:
         """Save beside the training, and make a step meanwhile."""

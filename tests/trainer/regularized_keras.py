@@ -1,8 +1,11 @@
 """Keras networks with losses of their own, for `--model`. Each has one dense layer of the same first weights."""
 
+import random
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 
 class Added(keras.layers.Layer):
@@ -35,3 +38,35 @@ def active(channels: int, classes: int) -> keras.Model:
 
 def added(channels: int, classes: int) -> keras.Model:
     return _network(classes, Added())
+
+
+class Pairs(keras.layers.Layer):
+    """Takes pictures two by two alone."""
+
+    def call(self, values: Any) -> Any:
+        size = values.shape[1]
+        return keras.ops.reshape(keras.ops.reshape(values, (-1, 2, size))[:, ::-1], (-1, size))
+
+
+def paired(channels: int, classes: int) -> keras.Model:
+    return _network(classes, Pairs())
+
+
+class Drawn(keras.layers.Layer):
+    """Has a weight that no pass uses, a state that each pass changes, and draws from every generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.dropout = keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)
+        self.spare = self.add_weight(shape=(3,), name="spare")
+        self.count = self.add_weight(shape=(), trainable=False, initializer="zeros", name="count")
+
+    def call(self, values: Any, training: bool = False) -> Any:
+        if training:
+            self.count.assign_add(random.random() + np.random.random())
+            values = values * tf.random.uniform(())
+        return self.dropout(self.norm(values, training=training), training=training)
+
+
+def drawn(channels: int, classes: int) -> keras.Model:
+    return _network(classes, Drawn())

@@ -19,7 +19,7 @@ from dtj_trainer.train import pictures as picture_training
 from dtj_trainer.train.machines import Place, machines_of
 from dtj_trainer.train.meeting import Sums
 from dtj_trainer.train.options import parse
-from dtj_trainer.train.protocols import PictureModel, Position, Ranks
+from dtj_trainer.train.protocols import PictureModel, Position, Ranks, Tested
 from dtj_trainer.train.report import TrainingReport
 from dtj_trainer.train.schedule import Ramp, Schedule
 from dtj_trainer.train.stop import StopRequest
@@ -299,6 +299,7 @@ def test_a_line_is_the_mean_since_the_line_before_and_an_epoch_has_its_own(
             10 * loss, 9 - number, 10, seconds=0.5, steps=1, forward=loss, reduced=8, exchanging=1, skipped=1
         )
         report.trained(at, 6, sums + Sums(top5=10), 0.1 / at.step, last=number in (3, 5))
+    report.tested(at, Tested(0.5, 2, 0.75), 1, split="validation", skipped=0)
     report.close()
     first, second, third = metrics(tmp_path, "train")
     assert [line["step"] for line in (first, second, third)] == [1, 4, 6]
@@ -309,6 +310,8 @@ def test_a_line_is_the_mean_since_the_line_before_and_an_epoch_has_its_own(
     (epoch,) = metrics(tmp_path, "epoch")
     assert (epoch["step"], epoch["epoch"], epoch["epochExamples"], epoch["top5Accuracy"]) == (6, 1, 60, 1)
     assert (epoch["loss"], epoch["accuracy"]) == (15.75 / 6, 39 / 60)
+    (test,) = metrics(tmp_path, "validation")
+    assert (test["accuracy"], test["loss"], test["top5Accuracy"]) == (0.5, 2, 0.75)
 
 
 def test_each_epoch_has_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -229,9 +229,61 @@ def test_a_networks_own_losses_count_once_a_step() -> None:
         env={**os.environ, **QUIET},
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    assert done.stdout.split() == ["regularized", "active", "added"]
+    assert done.stdout.split() == ["regularized", "active", "added"], done.stderr
+
+
+TRIAL = """
+import logging, random
+import horovod.tensorflow as hvd, numpy as np
+from dtj_trainer.data.pictures import Pictures, PictureSet
+from dtj_trainer.data.sharding import Sharding
+from dtj_trainer.keras import trial
+from dtj_trainer.keras.horovod_ranks import KerasRanks
+from dtj_trainer.keras.model import KerasModel
+from dtj_trainer.train.options import parse
+hvd.init()
+logging.basicConfig(format="%(message)s", level=logging.WARNING)
+pictures = Pictures(np.random.default_rng(1).integers(0, 256, (19, 1, 8, 8)).astype("u1"), np.arange(19) % 4)
+
+def trained(name, *options):
+    own = f"--model=tests.trainer.regularized_keras:{name}"
+    chosen, data = parse([own, *options], "program", "", ("cnn",)), PictureSet(pictures, pictures, 4)
+    model = KerasModel(chosen, data, KerasRanks())
+    for step, share in enumerate(Sharding(19, 2, rank=0, ranks=1, seed=1).epoch(0)):
+        model.train(model.prepare(pictures.pixels[share.indices], pictures.labels[share.indices]), share, 0.01, step)
+    drawn = [random.random(), float(np.random.rand())]
+    return step + 1, [each.numpy().tobytes() for each in model.network.variables], drawn
+
+tried = []
+made = trial.try_pass
+trial.try_pass = lambda *given: (tried.append(given[1]), made(*given))
+with_trial = trained("drawn", "--batch-size=2")
+trial.try_pass = lambda *_: None
+assert with_trial == trained("drawn", "--batch-size=2")
+assert (with_trial[0], tried) == (10, [1])
+trial.try_pass = made
+try:
+    trained("paired", "--batch-size=2")
+except SystemExit as error:
+    print(error)
+"""
+"""A program: ten steps with and without the trial of a network, and a network that fails in the last step."""
+
+
+def test_a_network_is_tried_before_the_training_and_stays_as_it_is() -> None:
+    done = subprocess.run(
+        [warm.python(Run.framework), "-c", TRIAL],
+        env={**os.environ, **QUIET},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the network can't make a pass of 1 pictures, the least of this training: " in done.stdout
+    assert "choose --batch-size so that the last step has more" in done.stdout
+    assert re.search("no gradient reaches 1 weights of the network, .*spare", done.stderr)
 
 
 def test_an_example_without_weight_enters_no_statistics() -> None:

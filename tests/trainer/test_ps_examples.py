@@ -12,13 +12,18 @@ import pytest
 
 from dtj_trainer import progress
 from dtj_trainer.data.pictures import Pictures, PictureSet
+from dtj_trainer.data.sharding import Sharding
 from dtj_trainer.data.stored_examples import SKIPPED
+from dtj_trainer.train import loop
+from dtj_trainer.train.batches import Batches
+from dtj_trainer.train.protocols import Position, Ranks
 
 tf = pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
 
 from dtj_trainer.keras import models  # noqa: E402
-from dtj_trainer.ps import evaluator, parameters, shards, state, updates  # noqa: E402
+from dtj_trainer.ps import bottleneck, chief, evaluator, parameters, shards, state, updates  # noqa: E402
 from dtj_trainer.ps.options import parse  # noqa: E402
+from dtj_trainer.ps.report import Report  # noqa: E402
 from dtj_trainer.ps.worker_pictures import Dealt, read_batch  # noqa: E402
 
 
@@ -93,6 +98,66 @@ def test_the_evaluator_tests_the_last_checkpoint_alone_on_the_test_split(
         ("validation", 5, False, None), ("validation", 9, True, None), ("test", 9, True, 1)
     ]  # fmt: skip
     assert told == [(5, lines[0]["accuracy"], False), (9, lines[2]["accuracy"], True)]
+
+
+class Late:
+    """In place of updates: a step ends when the next but one has begun."""
+
+    def __init__(self) -> None:
+        self.running: list[Dealt] = []
+        self.applied = 0
+
+    def submit(self, dealt: Dealt) -> list[updates.StepResult]:
+        self.running.append(dealt)
+        return self._take(2)
+
+    def drain(self) -> list[updates.StepResult]:
+        return self._take(0)
+
+    def numpy(self) -> int:
+        """The step on the server."""
+        return self.applied
+
+    def _take(self, left: int) -> list[updates.StepResult]:
+        ended = []
+        while len(self.running) > left:
+            ids = self.running.pop(0).ids
+            self.applied += 1
+            counts = float(ids.sum()), float((ids % 2).sum()), len(ids)
+            times = [bottleneck.StepTimes(0, 0.001, 0.001, 0.001)]
+            ended.append(updates.StepResult(*counts, times, top5=float((ids < 6).sum())))
+        return ended
+
+
+def test_each_epoch_has_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
+    options = parse(["--epochs=2", "--lr=0.1", "--warmup-epochs=2", "--warmup-start=0.02"], "program", "")
+    sharding, late = Sharding(10, 4, rank=0, ranks=1, seed=1), Late()
+    here = state.State("cnn", (8, 8, 1), 10, "sgd", 10)
+    cluster: Any = SimpleNamespace(workers=2, ps=1)
+    reported = Report(options, cluster, here)
+    servers: Any = SimpleNamespace(step=late)
+    model = chief.ChiefModel(late, servers, here, reported, chief.Pulse())  # type: ignore[arg-type]
+    saver: Any = SimpleNamespace(
+        busy=True, prepare_saves=dict, save=lambda *_, **__: None, close=dict, export=lambda *_: {}
+    )
+    stop: Any = SimpleNamespace(requested=False, ends=lambda _: None)
+    monkeypatch.setattr(loop, "end_when_stopped", lambda *_: None)
+    batches = Batches(sharding, chief._dealer(sharding))
+    loop.Training(
+        options, batches, model, Ranks(), saver, Position(), None, stop, reported, meeting_seconds=0
+    ).run()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    found = [line for line in lines if line["kind"] == "epoch"]
+    assert [(line["step"], line["epoch"], line["epochExamples"]) for line in found] == [
+        (3, 1, 10),
+        (6, 2, 10),
+    ]
+    means = {(line["loss"], line["accuracy"], line["top5Accuracy"]) for line in found}
+    assert means == {(4.5, 0.5, 0.6)}
+    assert [line["learningRate"] for line in found] == pytest.approx([0.052, 0.092])
+    assert lines[1]["kind"] == "train"
+    assert lines[1]["learningRate"] > 0.02
 
 
 @pytest.mark.parametrize("name", ["regularized", "active", "added"])

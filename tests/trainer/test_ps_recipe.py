@@ -26,7 +26,7 @@ RECIPE = [
     *("--lr=0.1", "--momentum=0.9", "--weight-decay=1e-4", "--augment", "--batch-size=16", "--epochs=7"),
     *("--schedule=step", "--step-at=3,5", "--step-gamma=0.1", "--label-smoothing=0.1", "--clip-norm=2.5"),
 ]
-DDP = parse_ddp([*RECIPE, "--warmup-epochs=0"], "program", "", ("cnn",))
+DDP = parse_ddp(RECIPE, "program", "", ("cnn",))
 PS = parse_ps(RECIPE, "program", "")
 BOTH = (DDP, PS)
 
@@ -46,7 +46,7 @@ class Kept:
 
     def __getattr__(self, name: str) -> Any:
         """The rest of a model, of a saver and of a request to stop does nothing."""
-        empty = {"take_sums": [0.0, 0.0, 0.0], "take_parts": (), "settle": 0}
+        empty = {"take_sums": [0.0, 0.0, 0.0, 0.0], "take_parts": (), "settle": 0}
         return lambda *_, **__: empty.get(name, {})
 
 
@@ -91,6 +91,43 @@ def test_rates_and_pictures_are_those_of_the_ddp_program() -> None:
     assert len(ps.pixels) == len(ddp.pixels) == 49
     for mine, theirs in zip(ps.pixels, ddp.pixels, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [
+        (("--warmup-epochs=2",), 0.001),
+        (("--warmup-epochs=1.5", "--warmup-start=0.03", "--schedule=cosine"), 0.03),
+        (("--warmup-start=0.02",), 0.02),
+        (("--schedule=cosine",), 0.1),
+    ],
+)
+def test_a_warm_up_is_that_of_the_ddp_program(given: tuple[str, ...], first: float) -> None:
+    chosen = ["--lr=0.1", "--batch-size=16", "--epochs=3", *given]
+    of_ddp = parse_ddp(["--schedule=constant", *chosen], "program", "", ("cnn",))
+    rates = []
+    for options in (of_ddp, parse_ps(chosen, "program", "")):
+        sharding = Sharding(101, 16, rank=0, ranks=1, seed=1)
+        rates.append(trained(options, Batches(sharding, chief._dealer(sharding)), Kept(len)).rates)
+    assert rates[0] == rates[1]
+    assert rates[1][0] == pytest.approx(first)
+    assert max(rates[1]) == pytest.approx(0.1, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--warmup-start=0.2", "--warmup-start=0.2 is above --lr=0.1, to which the warm-up leads"),
+        ("--step-gamma=0.5", "--step-gamma has an effect with --schedule=step alone"),
+        ("--step-at=3", "--step-at has an effect with --schedule=step alone"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    given: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_ps(["--lr=0.1", given], "program", "")
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ps", [1, 3])
@@ -142,7 +179,7 @@ def test_the_loss_is_smoothed_as_that_of_the_ddp_program() -> None:
     wanted = torch.nn.functional.cross_entropy(
         torch.tensor(logits), torch.tensor(labels), label_smoothing=DDP.label_smoothing, reduction="sum"
     )
-    assert float(found.loss) == pytest.approx(float(wanted), abs=1e-5)
+    assert float(found.counts[0]) == pytest.approx(float(wanted), abs=1e-5)
 
 
 @pytest.mark.parametrize("text", ["3,2", "0,4", "x", "3,3"])

@@ -22,7 +22,7 @@ from dtj_trainer.train import loop as training
 from dtj_trainer.train import pictures as picture_training
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.options import Options, parse
-from dtj_trainer.train.protocols import PictureModel, Ranks
+from dtj_trainer.train.protocols import PictureModel, Ranks, Tested
 from dtj_trainer.train.stop import EXIT_CODE
 
 EXAMPLES = 96
@@ -100,10 +100,10 @@ class Numbers(PictureModel[np.ndarray], FileSaver):
         taken, self._sums = self._sums, [0.0, 0.0, 0.0]
         return taken
 
-    def test(self, pixels: np.ndarray, _labels: np.ndarray) -> tuple[float, float]:
+    def test(self, pixels: np.ndarray, _labels: np.ndarray) -> Tested:
         self.on_test()
         self.did.append("test")
-        return float(len(pixels)), 0.0
+        return Tested(float(len(pixels)), 0.0, float(len(pixels)))
 
     def average_statistics(self) -> None:
         self.did.append("average")

@@ -19,15 +19,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dtj_trainer.keras import models, optimizers, saved_model
+from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.keras import models, optimizers, saved_model, trial
 from dtj_trainer.keras.chance import draw_anew
 from dtj_trainer.keras.horovod_ranks import KerasRanks, rows_of
-from dtj_trainer.keras.losses import cross_entropies
+from dtj_trainer.keras.losses import cross_entropies, right_answers
 from dtj_trainer.train import model_files
 from dtj_trainer.train.array_process import in_memory
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.own_model import is_own
-from dtj_trainer.train.protocols import PictureModel
+from dtj_trainer.train.protocols import PictureModel, Tested
+from dtj_trainer.train.smallest import smallest_share
 from dtj_trainer.train.staged_arrays import StagedArrays
 from dtj_trainer.train.state_file import Array, read_array, write_arrays
 
@@ -54,6 +56,9 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
         channels, height, width = data.shape
         self.shape = (height, width, channels)
         self.network = models.build(options.model, self.shape, data.classes, options.seed)
+        if self._own and checkpoints.newest() is None:
+            size = smallest_share(len(data.train), options, ranks.data_size)
+            trial.try_pass(self.network, size, self.shape, data.classes)
         self.optimizer = optimizers.make(options)
         self.optimizer.build(self.network.trainable_variables)
         self._sums = tf.Variable(tf.zeros(4, tf.float64), trainable=False)  # loss, right, examples, top 5
@@ -93,10 +98,9 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
         self._sums.assign(tf.zeros(4, tf.float64))
         return sums
 
-    def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    def test(self, pixels: np.ndarray, labels: np.ndarray) -> Tested:
         """See PictureModel."""
-        right, loss = self._test(*self.prepare(pixels, labels))
-        return float(right), float(loss)
+        return Tested(*map(float, self._test(*self.prepare(pixels, labels))))
 
     def average_statistics(self) -> None:
         """See Model. Uses a single exchange."""
@@ -253,13 +257,12 @@ def _step(
         if options.clip_norm is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, options.clip_norm)
         penalised = [
-            gradient + penalty * variable for gradient, variable in zip(gradients, variables, strict=True)
+            None if gradient is None else gradient + penalty * variable
+            for gradient, variable in zip(gradients, variables, strict=True)
         ]
         optimizer.apply(penalised, model.trainable_variables)
-        right = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1), wanted), tf.float64))
-        among = tf.math.in_top_k(tf.cast(wanted, tf.int32), logits, min(5, logits.shape[-1]))
-        top5 = tf.reduce_sum(tf.cast(among, tf.float64))
-        sums.assign_add(tf.stack([tf.cast(loss, tf.float64), right, tf.cast(count, tf.float64), top5]))
+        right, top5 = right_answers(wanted, logits)
+        sums.assign_add(tf.stack([tf.cast(each, tf.float64) for each in (loss, right, count, top5)]))
 
     compiled: Callable[..., None] = tf.function(
         step,
@@ -274,15 +277,16 @@ def _step(
     return compiled
 
 
-def _test(model: keras.Model, shape: tuple[int, int, int]) -> Callable[..., tuple[Any, Any]]:
-    """Compile a test as one graph; it returns right answers and the sum of the losses."""
+def _test(model: keras.Model, shape: tuple[int, int, int]) -> Callable[..., tuple[Any, Any, Any]]:
+    """Compile a test as one graph; it returns what Tested has."""
 
-    def test(pixels: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def test(pixels: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         logits = model(tf.cast(pixels, tf.float32), training=False)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        return tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.int32)), tf.reduce_sum(losses)
+        right, top5 = right_answers(labels, logits)
+        return right, tf.reduce_sum(losses), top5
 
-    compiled: Callable[..., tuple[Any, Any]] = tf.function(
+    compiled: Callable[..., tuple[Any, Any, Any]] = tf.function(
         test,
         input_signature=[tf.TensorSpec([None, *shape], tf.uint8), tf.TensorSpec([None], tf.int64)],
         autograph=False,

@@ -135,7 +135,7 @@ class ChiefModel(Model[Dealt]):
     ) -> None:
         self._updates, self._parameters = updates, parameters
         self._state, self._report, self._pulse = here, report, pulse
-        self._sums = [0.0, 0.0, 0.0]
+        self._sums = [0.0] * 4
         self._counted_at: float | None = None
 
     def train(self, data: Dealt, share: Share, rate: float, step: int) -> None:
@@ -158,7 +158,7 @@ class ChiefModel(Model[Dealt]):
 
     def take_sums(self) -> Sequence[float]:
         """See Model."""
-        taken, self._sums = self._sums, [0.0, 0.0, 0.0]
+        taken, self._sums = self._sums, [0.0] * 4
         return taken
 
     def average_statistics(self) -> None:
@@ -171,7 +171,7 @@ class ChiefModel(Model[Dealt]):
             check_loss(result.loss, self._state.step)
             self._count_time()
             self._report.add(result)
-            found = (result.loss, result.right, result.examples)
+            found = (result.loss, result.right, result.examples, result.top5)
             self._sums = [before + more for before, more in zip(self._sums, found, strict=True)]
 
     def _count_time(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,13 @@ import tensorflow as tf
 from dtj_trainer import contract, progress
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.keras import models
+from dtj_trainer.keras.losses import right_answers
 from dtj_trainer.ps import state
 from dtj_trainer.ps.parameters import set_weights
 from dtj_trainer.ps.worker_pictures import read_batch
 from dtj_trainer.tensorboard import ScalarWriter
 from dtj_trainer.train.metrics import MetricsFile
+from dtj_trainer.train.protocols import TOP, Tested
 
 if TYPE_CHECKING:
     from dtj_trainer.data.examples import Examples
@@ -60,7 +63,8 @@ def run(options: Options, data: PictureSet, workers: int) -> None:
         splits = of_each | {"test": data.test} if final else of_each
         for name, examples in splits.items():
             began = time.monotonic()
-            loss, accuracy, count = test(model, examples)
+            sums, count = test(model, examples)
+            loss, accuracy = sums.loss / count, sums.right / count
             rate = count / max(time.monotonic() - began, 1e-9)
             skipped = len(examples) - count
             writer.add(saved.step, {f"{name}/accuracy": accuracy, f"{name}/loss": loss})
@@ -73,6 +77,7 @@ def run(options: Options, data: PictureSet, workers: int) -> None:
                     "accuracy": accuracy,
                     "examplesPerSecond": round(rate, 1),
                     "final": saved.final,
+                    **({"top5Accuracy": sums.top5 / count} if saved.classes > TOP else {}),
                     **({"skippedExamples": skipped} if skipped else {}),
                 },
             )
@@ -84,10 +89,9 @@ def run(options: Options, data: PictureSet, workers: int) -> None:
     log.info("that was the last checkpoint")
 
 
-def test(model: keras.Model, examples: Examples) -> tuple[float, float, int]:
-    """Return mean loss, fraction of right answers, and the number of examples that could be read."""
-    loss = right = 0.0
-    count = 0
+def test(model: keras.Model, examples: Examples) -> tuple[Tested, int]:
+    """Return the sums over the examples that could be read, and their number."""
+    sums, count = Tested(), 0
     batches = [
         np.arange(start, min(start + BATCH, len(examples))) for start in range(0, len(examples), BATCH)
     ]
@@ -95,10 +99,11 @@ def test(model: keras.Model, examples: Examples) -> tuple[float, float, int]:
     for ids in batches:
         pixels, labels = read_batch(examples, ids)
         logits = model.predict_on_batch(pixels.astype(np.float32))
-        loss += float(tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)))
-        right += float(tf.reduce_sum(tf.cast(tf.argmax(logits, 1, tf.int32) == labels, tf.float32)))
+        loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        right, top5 = right_answers(tf.constant(labels), logits)
+        sums = Tested(*map(operator.add, sums, map(float, (right, loss, top5))))
         count += len(labels)
-    return loss / count, right / count, count
+    return sums, count
 
 
 class _Newest:

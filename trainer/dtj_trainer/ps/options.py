@@ -11,9 +11,11 @@ from dtj_trainer import contract
 from dtj_trainer.keras.models import MODELS
 from dtj_trainer.train import options
 from dtj_trainer.train.argument_types import not_negative, positive
+from dtj_trainer.train.option_checks import refuse_without_effect
 from dtj_trainer.train.options import (
     add_penalties,
     add_schedule,
+    add_warmup,
     add_what_is_kept,
     add_what_is_trained,
     given,
@@ -52,12 +54,18 @@ def parse(arguments: list[str] | None, program: str, description: str) -> Option
     how.add_argument("--lr", type=positive(float), default=0.02, help="learning rate")
     how.add_argument("--momentum", type=not_negative(float), default=0.9, help="for sgd")
 
+    add_warmup(how)
     add_schedule(how, default="constant")
     add_penalties(how, weight_decay=0.0)
 
-    parser.set_defaults(scale_lr=False, warmup_epochs=0.0)
-    parser.set_defaults(global_batch_size=None, log_steps=None, async_save=True)
+    parser.set_defaults(scale_lr=False, global_batch_size=None, log_steps=None, async_save=True)
     parser.set_defaults(amp=False, data_workers=0, grad_accumulation=1, sync_batchnorm=False)
     add_what_is_kept(parser, checkpoint_seconds=60.0, log_seconds=5.0)
     parsed = parser.parse_args(arguments)
+    refuse_without_effect(parsed, parser.get_default, parser.error)
+    if parsed.warmup_start is not None and parsed.warmup_start > parsed.lr:
+        parser.error(
+            f"--warmup-start={parsed.warmup_start:g} is above --lr={parsed.lr:g}, to which the warm-up leads: give a "
+            "lower one, or leave it out"
+        )
     return Options(**given(parsed, Options))

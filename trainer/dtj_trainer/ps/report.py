@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import progress
 from dtj_trainer.ps.bottleneck import BottleneckWatch, StepTimes, waiting_share
+from dtj_trainer.train.protocols import TOP
 from dtj_trainer.train.report import TrainingReport
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class Report(TrainingReport):
     """See TrainingReport. `add` takes each finished step. ChiefModel updates `state`."""
 
     def __init__(self, options: Options, cluster: Cluster, state: State) -> None:
-        super().__init__(options, cluster.workers, state.training_examples, state.step, "train")
+        of_set = state.training_examples, state.step
+        super().__init__(options, cluster.workers, *of_set, "train", top5=state.classes > TOP)
         self._of_job = {"updates": options.updates, "workers": cluster.workers, "ps": cluster.ps}
         self._state = state
         self._watch = BottleneckWatch(cluster.ps)
@@ -89,14 +91,14 @@ class Report(TrainingReport):
 
     def trained(self, at: Position, total_steps: int, now: Sums, rate: float, *, last: bool) -> None:
         """See TrainingReport. Reports at intervals, over the steps given to `add`."""
-        del now, rate  # `now` has no times of workers, and the learning rate is constant.
         clock = time.monotonic()
         at = replace(at, step=self._state.step)  # `at` also counts steps that have not ended.
         if self._first or last or clock - self._reported.began >= REPORT_SECONDS:
-            self._report(at, total_steps, clock)
+            self._report(at, total_steps, clock, rate)
         if self._first or last or clock - self._logged.began >= self._options.log_seconds:
-            self._log(at, total_steps, clock)
+            self._log(at, total_steps, clock, rate)
         self._first = False
+        self._add_to_epoch(at, now, rate)
 
     def end(self, at: Position, accuracy: float | None, facts: Mapping[str, object]) -> None:
         """See TrainingReport."""
@@ -125,7 +127,11 @@ class Report(TrainingReport):
     def _seconds(self) -> float:
         return round(self._state.seconds, 3)
 
-    def _report(self, at: Position, total_steps: int, now: float) -> None:
+    def _means(self, of: Sums) -> tuple[float, float, float]:
+        # The chief alone counts the seconds.
+        return of.loss / of.examples, of.right / of.examples, of.examples / max(of.seconds, 1e-9)
+
+    def _report(self, at: Position, total_steps: int, now: float, rate: float) -> None:
         window, epoch = self._reported, at.epoch + 1
         loss, (steps, examples) = window.mean_loss, window.rates(now)
         progress.report(
@@ -141,6 +147,7 @@ class Report(TrainingReport):
             {
                 "train/loss": loss,
                 "train/accuracy": window.accuracy,
+                "train/learning_rate": rate,
                 "train/global_steps_per_second": steps,
                 "train/examples_per_second": examples,
                 "train/ps_wait_share": waiting_share(window.times),
@@ -150,10 +157,11 @@ class Report(TrainingReport):
         progress.bottleneck(self._watch.find(now))
         self._reported = _Window(now)
 
-    def _log(self, at: Position, total_steps: int, now: float) -> None:
+    def _log(self, at: Position, total_steps: int, now: float, rate: float) -> None:
         window, share = self._logged, waiting_share(self._logged.times)
         loss, accuracy, (steps, examples) = window.mean_loss, window.accuracy, window.rates(now)
         more = {
+            "learningRate": rate,
             "globalStepsPerSecond": round(steps, 3),
             "updates": self._of_job["updates"],
             "workers": of_workers(window.times),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from dtj_trainer.keras.losses import cross_entropies
+from dtj_trainer.keras.losses import cross_entropies, right_answers
 from dtj_trainer.ps.bottleneck import StepTimes
 from dtj_trainer.ps.worker_pictures import Dealt, rate_of, read_here
 
@@ -31,9 +31,10 @@ _HOST = "/device:CPU:0"
 
 
 class StepResult(NamedTuple):
-    """The result of a global step. `loss` and `right` are sums over its `examples`; `times` has each batch.
+    """The result of a global step. `loss`, `right` and `top5` are sums over its `examples`; `times` has each batch.
 
-    `skipped` counts the examples of the step that the workers left out because they can't be read.
+    `top5` counts the examples whose label is among the five best answers. `skipped` counts the examples of the step
+    that the workers left out because they can't be read.
     """
 
     loss: float
@@ -41,6 +42,7 @@ class StepResult(NamedTuple):
     examples: int
     times: list[StepTimes]
     skipped: int = 0
+    top5: float = 0.0
 
 
 class Updates(Protocol):
@@ -57,10 +59,12 @@ class Updates(Protocol):
 
 
 class Forward(NamedTuple):
-    """The result of a forward pass: `loss` and `right` are sums; `gradient` is that of the sum of losses."""
+    """The result of a forward pass: `counts` are sums, those of StepResult; `gradient` is that of the sum of losses.
 
-    loss: tf.Tensor
-    right: tf.Tensor
+    The loss comes first, then right answers, then those among the best five, all float64.
+    """
+
+    counts: tf.Tensor
     gradient: tf.Tensor
     other: tf.Tensor
 
@@ -114,8 +118,8 @@ class WorkerStep:
         gradient = self._parameters.trainable_layout.join(tape.gradient(wanted, weights))
         with tf.device(_HOST):  # The copy ends when the GPU has computed.
             gradient = tf.identity(gradient)
-        right = tf.reduce_sum(tf.cast(tf.argmax(logits, 1, tf.int32) == labels, tf.int32))
-        return Forward(loss, right, gradient, self._parameters.other_layout.join(statistics))
+        counts = tf.stack([tf.cast(each, tf.float64) for each in (loss, *right_answers(labels, logits))])
+        return Forward(counts, gradient, self._parameters.other_layout.join(statistics))
 
     def compute(self, packed: tf.Tensor) -> Computed:
         """Read the variables, read the batch of `Dealt.packed`, and run the forward pass."""
@@ -219,9 +223,10 @@ class Asynchronous:
         while len(self._running) > left:
             scheduled, given = self._running.popleft()
             wait_until_arrived(self._coordinator, scheduled)
-            worker, loss, right, examples, read, compute, push = scheduled.fetch().tolist()
+            worker, loss, right, top5, examples, read, compute, push = scheduled.fetch().tolist()
             times = [StepTimes(int(worker), read, compute, push)]
-            ended.append(StepResult(loss, right, int(examples), times, given - int(examples)))
+            skipped = given - int(examples)
+            ended.append(StepResult(loss, right, int(examples), times, skipped, top5))
         return ended
 
 
@@ -229,7 +234,7 @@ def _asynchronous_function(step: WorkerStep, parameters: Parameters) -> Any:
     def run(packed: tf.Tensor) -> tf.Tensor:
         worker, number, examples, done, begun, read = step.compute(packed)
         gradient = done.gradient / tf.cast(examples, tf.float32)
-        computed = _now_after(gradient, done.other, done.loss, done.right)
+        computed = _now_after(gradient, done.other, done.counts)
         with tf.control_dependencies([computed]):
             applied = parameters.optimizer.apply(tf.identity(gradient), number, rate_of(packed))
             applied += parameters.assign_other(tf.identity(done.other))
@@ -239,8 +244,7 @@ def _asynchronous_function(step: WorkerStep, parameters: Parameters) -> Any:
         return tf.stack(
             [
                 tf.cast(worker, tf.float64),
-                tf.cast(done.loss, tf.float64),
-                tf.cast(done.right, tf.float64),
+                *tf.unstack(done.counts),
                 tf.cast(examples, tf.float64),
                 read - begun,
                 computed - read,
@@ -290,14 +294,17 @@ class Synchronous:
         self._apply(tf.constant(gradient, tf.float32), tf.constant(other, tf.float32), rate)
         applied = time.monotonic() - began
         numbers = [numbers.tolist() for numbers, _, _ in found]
-        examples = int(sum(examples for _, _, _, examples, *_ in numbers))
+        loss, right, top5, examples = (
+            sum(each) for each in zip(*(each[1:5] for each in numbers), strict=True)
+        )
         return [
             StepResult(
-                sum(loss for _, loss, *_ in numbers),
-                sum(right for _, _, right, *_ in numbers),
-                examples,
+                loss,
+                right,
+                int(examples),
                 [StepTimes(int(worker), read, compute, applied) for worker, *_, read, compute in numbers],
-                len(indices) - examples,
+                len(indices) - int(examples),
+                top5,
             )
         ]
 
@@ -309,11 +316,10 @@ class Synchronous:
 def _gradient_function(step: WorkerStep) -> Any:
     def run(packed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         worker, _, examples, done, begun, read = step.compute(packed)
-        computed = _now_after(done.gradient, done.other, done.loss, done.right)
+        computed = _now_after(done.gradient, done.other, done.counts)
         numbers = [
             tf.cast(worker, tf.float64),
-            tf.cast(done.loss, tf.float64),
-            tf.cast(done.right, tf.float64),
+            *tf.unstack(done.counts),
             tf.cast(examples, tf.float64),
             read - begun,
             computed - read,

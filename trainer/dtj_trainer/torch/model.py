@@ -26,7 +26,7 @@ from dtj_trainer.torch.step_times import NoClock, StepClock
 from dtj_trainer.train.chance import seed_of
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.own_model import is_own
-from dtj_trainer.train.protocols import PictureModel
+from dtj_trainer.train.protocols import PictureModel, Tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -159,12 +159,9 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
     def _add_up(self, losses: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Add to the sums. Labels below 0 do not count."""
         with torch.no_grad():
-            right, counted = (logits.argmax(1) == labels).sum(), (labels >= 0).sum()
-            best = logits.topk(min(5, logits.shape[1]), sorted=False).indices
-            top5 = (best == labels.unsqueeze(1)).sum()
-            self._sums += torch.stack(
-                (losses.sum().double(), right.double(), counted.double(), top5.double())
-            )
+            counted, right = (labels >= 0).sum(), right_answers(logits, labels)
+            sums = losses.sum(), right, counted, among_five(logits, labels)
+            self._sums += torch.stack([each.double() for each in sums])
 
     def take_parts(self) -> StepParts:
         """See Model."""
@@ -192,14 +189,14 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         self._sums.zero_()
         return sums if self._ranks.counts else [0.0] * len(sums)
 
-    def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    def test(self, pixels: np.ndarray, labels: np.ndarray) -> Tested:
         """See PictureModel."""
         self.network.eval()
         with self._without_gradients():
             wanted = torch.from_numpy(labels).to(self._device)
             logits = self.network(self._moved(torch.from_numpy(pixels)))
             loss = functional.cross_entropy(logits, wanted, reduction="sum").item()
-            return float((logits.argmax(1) == wanted).sum().item()), loss
+            return Tested(right_answers(logits, wanted).item(), loss, among_five(logits, wanted).item())
 
     def average_statistics(self) -> None:
         """See Model."""
@@ -305,6 +302,17 @@ class TorchSaver(FileSaver):
             class_names=names,
             orient=self._options.orient,
         )
+
+
+def right_answers(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return how many labels are the best answers."""
+    return (logits.argmax(1) == labels).sum()
+
+
+def among_five(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return how many labels are among the five best answers."""
+    best = logits.topk(min(5, logits.shape[1]), sorted=False).indices
+    return (best == labels.unsqueeze(1)).sum()
 
 
 def digest_of(state: Mapping[str, object]) -> str:

@@ -13,7 +13,9 @@ from torch.nn import functional
 
 from dtj_trainer.torch.divided_model import DividedModel
 from dtj_trainer.torch.fully_sharded import shard
+from dtj_trainer.torch.model import among_five, right_answers
 from dtj_trainer.torch.stages import Stage, cut, pieces_of
+from dtj_trainer.train.protocols import Tested
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,11 +120,11 @@ class PipelineModel(DividedModel):
         self._add_up(losses, logits, labels)
         return losses.sum() * (self._ranks.data_size / self._total)
 
-    def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    def test(self, pixels: np.ndarray, labels: np.ndarray) -> Tested:
         """See PictureModel. The last stage returns the answers of its pipeline, the others zeros."""
         self.network.eval()
         sends: list[dist.Work | None] = []
-        right = loss = 0.0
+        right = loss = top5 = 0.0
         with torch.no_grad():
             # Without pictures, the stages still gather their weights if those are in shards.
             for part in range(self._micro_batches):
@@ -133,11 +135,12 @@ class PipelineModel(DividedModel):
                     continue
                 wanted = torch.from_numpy(labels[first:end]).to(self._device)
                 loss += functional.cross_entropy(values, wanted, reduction="sum").item()
-                right += float((values.argmax(1) == wanted).sum().item())
+                right += right_answers(values, wanted).item()
+                top5 += among_five(values, wanted).item()
         for send in sends:
             if send:
                 send.wait()
-        return right, loss
+        return Tested(right, loss, top5)
 
     def _received(self, pixels: np.ndarray) -> Tensor:
         """Return the input of this stage for these pictures."""

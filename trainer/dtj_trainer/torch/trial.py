@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from dtj_trainer.torch.models.outputs import logits_and_loss
 from dtj_trainer.train.export_process import begin_trial
+from dtj_trainer.train.smallest import refused, step_totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,13 +41,8 @@ _NAMED = 8
 
 def smallest_passes(examples: int, options: Options, shares: int) -> set[int]:
     """Return the sizes of the smallest pass of this run, and of the smallest that has an example."""
-    step_size = options.step_size(shares)
-    steps = math.ceil(examples / step_size)
-    totals = {min(step_size, examples)}
-    if options.max_steps is None or options.max_steps >= steps:
-        totals.add(examples - (steps - 1) * step_size)
     found = set()
-    for total in totals:
+    for total in step_totals(examples, options, shares):
         passes = math.ceil(math.ceil(total / shares) / options.batch_size)
         found.add(total // shares // passes)
     return {min(found), max(min(found), 1)}
@@ -82,7 +78,7 @@ def try_passes(
                 _pass(tried, pixels, classes, autocast)
             except Exception as error:
                 layer = entered[-1].removeprefix("network.") if entered else "backward"
-                raise SystemExit(_sentence(size, layer, error)) from error
+                raise SystemExit(refused(size, layer, error)) from error
             if size:
                 _tell_unused(tried)
     _check_extra(tried)
@@ -108,19 +104,6 @@ def _enter(entered: list[str], name: str, *_: object) -> None:
 
 def _leave(entered: list[str], *_: object) -> None:
     entered.pop()
-
-
-def _sentence(size: int, layer: str, error: Exception) -> str:
-    what = f"the network can't make a pass of {size} pictures, the least of this training: {layer}: "
-    remedy = ""
-    if size == 0:
-        remedy = (
-            "; in the last step of an epoch, a rank may have no picture: let the network take a batch of 0, or "
-            "choose --global-batch-size so that the pictures of the last step are enough for all ranks"
-        )
-    elif size == 1:
-        remedy = "; let the layer take a batch of 1, or choose --batch-size so that the last step has more"
-    return f"{what}{type(error).__name__}: {str(error)[:1000]}{remedy}"
 
 
 def _tell_unused(network: nn.Module) -> None:

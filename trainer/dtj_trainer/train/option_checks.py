@@ -24,6 +24,7 @@ def refuse_without_effect(
     for name, needed, holds in (
         ("step_epochs", "--schedule=step", chosen.schedule == "step"),
         ("step_gamma", "--schedule=step", chosen.schedule == "step"),
+        ("step_at", "--schedule=step", chosen.schedule == "step"),
         ("momentum", "--optimizer=sgd", chosen.optimizer == "sgd"),
     ):
         if given(name) and not holds:

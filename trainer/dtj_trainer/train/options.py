@@ -131,18 +131,7 @@ def parse(
         help="on by default: multiply the learning rate by the number of ranks (and of passes a step) for sgd "
         "(Goyal et al., 2017), by its square root for the others (Malladi et al., 2022)",
     )
-    how.add_argument(
-        "--warmup-epochs",
-        type=not_negative(float),
-        help=f"to reach the learning rate, also that of more ranks after a resume; not given: {_WARMUP_EPOCHS}, if "
-        "the rate is scaled",
-    )
-    how.add_argument(
-        "--warmup-start",
-        type=positive(float),
-        help="learning rate at which the warm-up begins; not given: --lr if the rate is scaled, otherwise "
-        f"{_WARMUP_START:g} times --lr",
-    )
+    add_warmup(how)
     add_schedule(how, default="cosine")
     how.add_argument("--momentum", type=not_negative(float), default=0.9, help="for sgd")
     add_penalties(how, weight_decay=1e-4)
@@ -211,6 +200,22 @@ def parse(
 def given(parsed: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
     """Return the fields of `options` that a parser of some of the options has set."""
     return {each.name: getattr(parsed, each.name) for each in fields(options) if hasattr(parsed, each.name)}
+
+
+def add_warmup(how: argparse._ArgumentGroup) -> None:
+    """Add the options of the rise of the rate."""
+    how.add_argument(
+        "--warmup-epochs",
+        type=not_negative(float),
+        help=f"to reach the learning rate, also that of more ranks after a resume; not given: {_WARMUP_EPOCHS}, if "
+        "the rate is scaled",
+    )
+    how.add_argument(
+        "--warmup-start",
+        type=positive(float),
+        help="learning rate at which the warm-up begins; not given: --lr if the rate is scaled, otherwise "
+        f"{_WARMUP_START:g} times --lr",
+    )
 
 
 def add_schedule(how: argparse._ArgumentGroup, *, default: str) -> None:

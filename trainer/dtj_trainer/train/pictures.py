@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ from dtj_trainer.train.export_process import export_model
 from dtj_trainer.train.loop import LossNotFinite, Stopped, Training
 from dtj_trainer.train.machines import machines_of, own_place
 from dtj_trainer.train.meeting import Pace, Sums
-from dtj_trainer.train.protocols import Data, PictureModel, Position, Ranks, RanksDiverged, Saver
+from dtj_trainer.train.protocols import TOP, Data, PictureModel, Position, Ranks, RanksDiverged, Saver, Tested
 from dtj_trainer.train.report import TrainingReport
 from dtj_trainer.train.stop import EXIT_CODE, StopRequest
 
@@ -62,7 +63,7 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
     report = None
     if ranks.rank == 0:
         report = TrainingReport(
-            options, ranks.size, len(train), at.step, facts=machines, shares=shares, top5=data.classes > 5
+            options, ranks.size, len(train), at.step, facts=machines, shares=shares, top5=data.classes > TOP
         )
         tell = partial(_tell_mixing, train, step_size, shares)
         threading.Thread(target=tell, name="mixing", daemon=True).start()
@@ -116,7 +117,7 @@ class PictureTest(NamedTuple):
         # Every rank makes the same number of passes, even if its share is smaller by one example.
         passes = range(0, math.ceil(examples / shares), TEST_BATCH)
         self.examples.expect(own[start : start + TEST_BATCH] for start in passes if start < len(own))
-        right = loss = count = 0.0
+        sums, count = Tested(), 0
         for start in passes:
             if start and pace.step():
                 now = time.monotonic()
@@ -129,16 +130,16 @@ class PictureTest(NamedTuple):
             pictures = self._pictures(own[start : start + TEST_BATCH])
             if len(pictures) or self.model.tests_together:
                 found = self.model.test(pictures.pixels, pictures.labels)
-                right, loss, count = right + found[0], loss + found[1], count + len(pictures)
+                sums, count = Tested(*map(operator.add, sums, found)), count + len(pictures)
         counted = float(self.ranks.counts)
-        right, loss, count = self.ranks.total([counted * each for each in (right, loss, count)], "test")
-        if not count:
+        *totals, tested = self.ranks.total([counted * each for each in (*sums, count)], "test")
+        if not tested:
             raise DataCorrupt(f"none of the {examples} examples of the {self.split} split can be read")
         if self.report:
-            speed = count / max(time.monotonic() - began, 1e-9)
-            skipped = examples - round(count)
-            self.report.tested(at, loss / count, right / count, speed, split=self.split, skipped=skipped)
-        return right / count
+            speed = tested / max(time.monotonic() - began, 1e-9)
+            means = Tested(*(each / tested for each in totals))
+            self.report.tested(at, means, speed, split=self.split, skipped=examples - round(tested))
+        return totals[0] / tested
 
     def _pictures(self, ids: np.ndarray) -> Pictures:
         """Read these examples but for those that are skipped, possibly none."""

@@ -54,6 +54,18 @@ class StepParts(NamedTuple):
     reduced: float = 0.0
 
 
+TOP = 5
+"""With no more classes than these best answers, nobody counts the labels among them."""
+
+
+class Tested(NamedTuple):
+    """Sums over the examples of a test: right answers, losses, and labels among the five best answers."""
+
+    right: float = 0.0
+    loss: float = 0.0
+    top5: float = 0.0
+
+
 class Model(Protocol[DataIn]):
     """A network with its optimizer, as one rank trains it."""
 
@@ -105,8 +117,8 @@ class PictureModel(Model[Data], Protocol[Data]):
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> Data:
         """Convert a batch to the form that `train` takes. Threads call the method ahead of time."""
 
-    def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-        """Return the number of right answers, and the sum of the losses."""
+    def test(self, pixels: np.ndarray, labels: np.ndarray) -> Tested:
+        """Return the sums over these pictures."""
 
 
 class Ranks:

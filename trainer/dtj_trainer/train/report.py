@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dtj_trainer.train.options import Options
-    from dtj_trainer.train.protocols import Position
+    from dtj_trainer.train.protocols import Position, Tested
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class TrainingReport:
     """Reports one attempt, from `first_step` on.
 
     `facts`: more of what its first line says. `shares`: of the examples, if not one for each of the ranks. `top5`:
-    whether an epoch's line tells how many labels are among the five best answers.
+    whether the lines of epochs and tests tell how many labels are among the five best answers.
     """
 
     def __init__(
@@ -94,11 +94,16 @@ class TrainingReport:
                 **({"train/reduced_bytes_per_second": _rate_of_bytes(now)} if now.reduced else {}),
             },
         )
-        self._since_line, self._of_epoch = self._since_line + now, self._of_epoch + now
+        self._since_line = self._since_line + now
         clock = time.monotonic()
         if last or clock - self._logged_at >= self._options.log_seconds:
             self._logged_at = clock
             self._write_line(at, total_steps, rate)
+        self._add_to_epoch(at, now, rate)
+
+    def _add_to_epoch(self, at: Position, now: Sums, rate: float) -> None:
+        """Count the work for the line of the epoch, and write the line if the epoch ends."""
+        self._of_epoch = self._of_epoch + now
         if at.examples >= self._training_examples:
             self._end_epoch(at, rate)
 
@@ -139,19 +144,22 @@ class TrainingReport:
     def tested(
         self,
         at: Position,
-        loss: float,
-        accuracy: float,
+        means: Tested,
         examples_per_second: float,
         *,
         split: str,
         skipped: int,
     ) -> None:
-        """Report the result of a test on a split, `test` or `validation`, without `skipped` of its examples."""
-        progress.report(accuracy=accuracy)
-        self._writer.add(at.step, {f"{split}/accuracy": accuracy, f"{split}/loss": loss})
-        more = {"skippedExamples": skipped} if skipped else {}
-        self._add(split, at, loss, accuracy, examples_per_second, more)
-        log.info("step %d: %s accuracy %.4f, loss %.4f", at.step, split, accuracy, loss)
+        """Report the result of a test on a split, `test` or `validation`, without `skipped` of its examples.
+
+        `means`: Tested, divided by the examples.
+        """
+        progress.report(accuracy=means.right)
+        self._writer.add(at.step, {f"{split}/accuracy": means.right, f"{split}/loss": means.loss})
+        more: dict[str, object] = {"top5Accuracy": means.top5} if self._top5 else {}
+        more |= {"skippedExamples": skipped} if skipped else {}
+        self._add(split, at, means.loss, means.right, examples_per_second, more)
+        log.info("step %d: %s accuracy %.4f, loss %.4f", at.step, split, means.right, means.loss)
 
     def end(self, at: Position, accuracy: float | None, facts: Mapping[str, object]) -> None:
         """Report the end of the training, with `facts` about its model."""
