@@ -32,7 +32,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-layouts test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade bench-serve gpu-kit
+.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-layouts test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade bench-serve bench-output gpu-kit
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -81,7 +81,7 @@ test-snapshots: $(VENV)  ## 20,000 random programs and 1,000 chains of attempts 
 	DTJ_TEST_HISTORIES=20000 $(PY) -m pytest -k test_histories tests/trainer/test_picture.py
 	SEEDS=500 DTJ_TEST_CHAINS=1000 $(PY) -m pytest --numprocesses=2 tests/trainer/test_pod_files.py tests/trainer/test_snapshot_chains.py
 
-test-layouts: $(VENV)  ## six libraries, installed in the cache (200 MB), each killed and resumed; RECORD=1 records their system calls anew
+test-layouts: $(VENV)  ## six libraries, installed in the cache (200 MB), each killed and resumed, and eight programs that know nothing of dtj; RECORD=1 records their system calls anew
 	$(PY) -m pytest -m layouts tests/layouts
 	$(if $(RECORD),$(PY) -c 'from tests.layouts.test_kills import python; print(python())' | xargs $(PY) -m tests.layouts.record)
 
@@ -174,6 +174,9 @@ bench-history: $(VENV)  ## the history of 10,000 ended jobs: newest jobs, fillin
 gpu-kit: $(VENV)  ## run all rows of the GPU check here, then collect what `python3 tests/gpu/run.py` needs on a bare machine with a GPU, in build/gpu-kit
 	$(PY) -m pytest -m whole tests/trainer/test_gpu_check.py
 	@$(PY) -m tests.gpu.kit
+
+bench-output: $(VENV)  ## the agent's CPU for 1 GB of output, with and without reading it for curves
+	@$(PY) -m tests.bench.output_reading
 
 bench-serve: $(VENV)  ## `dtj serve` beside the bare session, a minimal server, LitServe and TorchServe; 1.2 GB of environments
 	@$(PY) -m tests.bench.serve

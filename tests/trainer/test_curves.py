@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,8 @@ def test_the_time_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     now[0] += 60
     pod.prints("step=40/100 loss=1")
     pod.look()
-    assert pod.curves.progress()["etaSeconds"] == 120.0
+    told = pod.curves.progress()
+    assert (told["etaSeconds"], told["stepsPerSecond"]) == (120.0, 0.5)
 
 
 def test_the_watch_tells_them_where_the_program_reports_no_step(tmp_path: Path) -> None:
@@ -114,7 +116,7 @@ def test_output_that_contradicts_itself_says_nothing(tmp_path: Path) -> None:
     pod.look()
     pod.prints(*[f"step={step} loss=1" for step in (900, 3, 901, 4, 902, 5)])
     before = pod.look()
-    assert pod.curves.progress() == {}
+    assert pod.curves.progress().keys() == {"source", "updatedTime"}
     pod.prints("step=903 loss=1", "step=904 loss=1")
     assert pod.look() == before
 
@@ -161,11 +163,32 @@ def test_a_pipe_with_the_name_of_an_event_file_holds_up_nothing(tmp_path: Path) 
 
 def test_a_look_that_hangs_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves_module, "LOOK_SECONDS", 0.05)
+    pod, release = Pod(tmp_path), threading.Event()
+    monkeypatch.setattr(pod.curves._log, "lines", lambda: release.wait(60) and [])
+    pod.curves.look_last()
+    assert not release.is_set()
+    release.set()
+
+
+def test_output_that_contradicts_itself_is_alive_and_never_trusted(tmp_path: Path) -> None:
+    """So a stall is found only when it is silent, and restarts no job."""
+    pod = Pod(tmp_path, "trusted")
+    pod.prints(*[f"step={step} loss=1" for step in (1, 900, 3, 901, 4)])
+    pod.look()
+    told = pod.curves.progress()
+    assert told.pop("updatedTime")
+    assert told == {"source": "Output"}
+
+
+def test_a_download_is_no_step_once_the_training_begins(tmp_path: Path) -> None:
     pod = Pod(tmp_path)
-    pod.prints("step=1 loss=1", "step=2 loss=1")
-    with pod.curves._lock:
-        assert pod.look() == []
-    assert len(pod.look()) == 2
+    pod.prints(*[f"{n}%|███| {n}/100 [00:0{n // 25}<00:01, 25.0it/s]" for n in (25, 50, 100)])
+    pod.look()
+    assert pod.curves.progress()["step"] == 100
+    pod.prints("step 5/50: loss 0.5", "step 6/50: loss 0.5")
+    pod.look()
+    told = pod.curves.progress()
+    assert (told["step"], told["totalSteps"], told["percent"]) == (6, 50, 12.0)
 
 
 def test_what_the_program_reports_counts_more(tmp_path: Path) -> None:
@@ -289,11 +312,6 @@ def test_what_summary_writer_writes(tmp_path: Path) -> None:
 
 def test_what_tensorflow_s_summaries_are() -> None:
     """A value of tf.summary.scalar is a tensor with `tensor_content`; of Keras' callback as well."""
-    import struct
-
-    def field(number: int, content: bytes) -> bytes:
-        return bytes([number << 3 | 2, len(content)]) + content
-
-    tensor = bytes([8, 1]) + field(4, struct.pack("<f", 0.25))
-    event = bytes([16, 9]) + field(5, field(1, field(1, b"epoch_loss") + field(8, tensor)))
-    assert scalars_of(event) == [Scalar("epoch_loss", 9, 0.0, 0.25)]
+    found = EventFile(Path(__file__).parent / "outputs/tf-summary.tfevents.v2").more()
+    assert [(one.tag, one.step) for one in found] == [("loss", step) for step in range(5)]
+    assert found[0].value == 25.0

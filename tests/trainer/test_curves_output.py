@@ -6,7 +6,9 @@ are texts), Lightning 2.6 with both of its bars, accelerate 1.15, tqdm 4.70.
 
 from __future__ import annotations
 
+import pickle
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -37,9 +39,10 @@ def bar(n: int, m: int, elapsed: str = "00:10", desc: str = "", rest: str = "") 
         ("keras-verbose-2", Reading(54, 54, 3.0), {"accuracy", "loss", "val_accuracy", "val_loss"}),
         ("transformers", Reading(96, 96, 3.0), set()),
         ("lightning", Reading(96, None, 3.0), {"train_loss", "val_loss"}),
-        ("lightning-rich", Reading(96, 96, 3.0), {"train_loss"}),
+        ("lightning-rich", Reading(96, 96, 3.0), {"val_loss"}),
         ("accelerate", Reading(None, None, 3.0), {"accuracy", "f1"}),
         ("tqdm", Reading(100, 100, 2.0), {"loss"}),
+        ("nanogpt", Reading(110, None, None), {"loss"}),
     ],
 )
 def test_what_real_libraries_print(file: str, last: Reading, values: set[str]) -> None:
@@ -145,7 +148,7 @@ def test_a_bar_of_epochs_around_the_bar_of_steps() -> None:
     ]  # fmt: skip
     readings = read("\n".join(lines))
     assert [(reading.step, reading.epoch) for reading in readings] == [(1, 1.0), (60, 1.0), (130, 2.0)]
-    assert {reading.total for reading in readings} == {None}
+    assert {reading.total for reading in readings} == {1000}
 
 
 def test_two_programs_at_once_contradict_themselves() -> None:
@@ -157,6 +160,108 @@ def test_two_programs_at_once_contradict_themselves() -> None:
     reader = OutputReader()
     reader.take([f"step={n} loss=0.5" for n in (10, 500, 20, 510, 30)])
     assert reader.contradicted
+
+
+def last_of(lines: Iterable[str]) -> tuple[int | None, int | None, float | None]:
+    """The step, the number of steps, and the epoch that the status has at the end."""
+    reader = OutputReader()
+    readings = reader.take(lines)
+    if reader.contradicted or not readings:
+        return None, None, None
+    last = next((each for each in reversed(readings) if each.leads), Reading())
+    return last.step, last.total, last.epoch
+
+
+FOLDS = [f"Epoch {epoch}/3" for epoch in (1, 2, 3)]
+EPOCH = ["1/18 ━━━ 0s 3ms/step - loss: 0.5", "18/18 ━━━ 0s 3ms/step - loss: 0.4"]
+BARS = [bar(n, 100, f"00:{n // 5:02}") for n in (1, 50, 100)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "last"),
+    {
+        "a network against another": (
+            [f"[{e}/25][{i}/100]\tLoss_D: 1.2\tLoss_G: 2.1" for e in (0, 1) for i in (0, 50)],
+            (150, 2500, 2.0),
+        ),
+        "episodes with steps": (
+            [f"episode {e} step {s} reward 1.0" for e in (1, 2) for s in (0, 9, 19)],
+            (38, None, None),
+        ),
+        "trainings after each other": (
+            [f"step {s} loss 0.5" for _ in range(3) for s in (0, 100, 200)],
+            (600, None, None),
+        ),
+        "folds of Keras": (
+            [line for _ in range(2) for each in FOLDS for line in (each, *EPOCH)],
+            (108, None, 3.0),
+        ),
+        "evaluation after training": (
+            [line for each in FOLDS for line in (each, *EPOCH)]
+            + [f"{n}/7 ━ 0s 3ms/step - loss: 9.0" for n in (1, 7)],
+            (54, 54, 3.0),
+        ),
+        "epochs alone": (FOLDS, (None, None, None)),
+        "a header, then measures": (
+            [line for each in FOLDS for line in (each, "train Loss: 0.5 Acc: 0.6")],
+            (None, None, 3.0),
+        ),
+        "a download, then steps": ([*BARS, *(f"step {s}/50: loss 0.5" for s in (5, 10, 15))], (15, 50, None)),
+        "a download, then epochs": (
+            [*BARS, *(f"Epoch: {e} | loss 0.5" for e in (1, 2, 3))],
+            (None, None, 3.0),
+        ),
+        "a download, then a longer bar": (
+            [*BARS, *(bar(n, 900, f"0{n // 60}:40") for n in (60, 120, 180))],
+            (180, 900, None),
+        ),
+        "plain bars of validation": (
+            [line for _ in range(3) for line in (*BARS, bar(1, 20, "00:00"), bar(20, 20, "00:03"))],
+            (300, None, None),
+        ),
+        "steps of a test": (
+            [f"step {s} loss 0.5\ntest step {t} loss 9" for s in (10, 20, 30) for t in (1, 2)],
+            (30, None, None),
+        ),
+        "retries": ([f"Retrying batch {n} (attempt 2): error 503" for n in (3, 4, 5)], (None, None, None)),
+        "two programs with a prefix": (
+            [f"[rank{rank}] step {s - 90 * rank} loss 0.5" for s in (100, 200, 300) for rank in (0, 1)],
+            (None, None, None),
+        ),
+        "a best step": (
+            [f"iteration {s} loss 0.5 best: 0.4 at iteration 7" for s in (10, 20)],
+            (20, None, None),
+        ),
+        "numbers beyond any": ([f"step={10**30 + n} loss=1" for n in range(3)], (None, None, None)),
+        "JSON": ([f'{{"step": {s}, "loss": 0.5}}' for s in (1, 2)], (2, None, None)),
+        "Megatron": (
+            [f" iteration {s}/ 1000 | lm loss: 9.1E+00 | number of nan iterations: 0 |" for s in (10, 20)],
+            (20, 1000, None),
+        ),
+        "a bar without an end": ([f"{n}it [00:{n:02}, 12.3it/s, loss=0.4]" for n in (5, 9)], (9, None, None)),
+    }.values(),
+)
+def test_output_that_misleads(lines: list[str], last: tuple[int | None, int | None, float | None]) -> None:
+    assert last_of("\n".join(lines).split("\n")) == last
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("step 1 [D loss: 0.5] [G loss: 1.2]", {"D loss": 0.5, "G loss": 1.2}),
+        ("Epoch [1/3] validation: Loss: 0.9, lr: 0.1", {"val Loss": 0.9, "lr": 0.1}),
+        ("Epoch: 01 | Train Loss: 0.5 | Val. Loss: 0.6", {"Train Loss": 0.5, "val Loss": 0.6}),
+        (
+            "Test set: Average loss: 0.05, Accuracy: 9800/10000 (98%)",
+            {"test loss": 0.05, "test Accuracy": 0.98},
+        ),
+        ("step 1 loss: 1 batch size: 32", {"loss": 1.0, "batch size": 32.0}),
+    ],
+)
+def test_the_names_of_values(line: str, values: dict[str, float]) -> None:
+    found = said(line)
+    assert found is not None
+    assert found.values == pytest.approx(values)
 
 
 def test_a_validation_line_has_its_own_step_and_does_not_lead() -> None:
@@ -171,11 +276,14 @@ def test_a_validation_line_has_its_own_step_and_does_not_lead() -> None:
     "Forms of lines that the agent remembers",
     "64",
 )
-def test_keys_without_end_take_bounded_memory() -> None:
+@pytest.mark.parametrize("keys", [20_000, pytest.param(1_000_000, marks=pytest.mark.whole)])
+def test_keys_without_end_take_bounded_memory(keys: int) -> None:
     reader = OutputReader()
-    for number in range(2_000):
-        reader.take([f"step={number} loss=0.5 key{number}=1"])
+    for first in range(0, keys, 64):
+        named = " ".join(f"key{key}=1" for key in range(first, first + 64))
+        reader.take([f"step={first} loss=0.5 {named}"])
     assert len(reader._forms) <= output.MOST_FORMS
+    assert len(pickle.dumps(reader)) < 500_000
 
 
 @pytest.mark.parametrize(

@@ -255,25 +255,24 @@ def failed(cause: str, message: str) -> None:
 
 def read(path: Path) -> contract.Progress:
     """Read the progress file at `path`; empty without a readable file."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(content, dict):
-        return {}
-    return _known_fields(content)
+    return _known_fields(_content(path))
 
 
-def values(path: Path) -> dict[str, float]:
-    """Read a program's own numbers in the progress file at `path`; none without a readable file."""
+def _content(path: Path) -> Mapping[str, object]:
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    found = content.get(VALUES) if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
+
+
+def read_with_values(path: Path) -> tuple[contract.Progress, dict[str, float]]:
+    """Read the progress file at `path`, and in it a program's own numbers; empty without a readable file."""
+    content = _content(path)
+    found = content.get(VALUES)
     if not isinstance(found, dict):
-        return {}
-    return {
+        return _known_fields(content), {}
+    return _known_fields(content), {
         name[:LONGEST_NAME]: float(value)
         for name, value in list(found.items())[:MOST_VALUES]
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
@@ -286,7 +285,7 @@ def _known_fields(content: Mapping[str, object]) -> contract.Progress:
         value = content.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             known[name] = int(value)
-    for name in ("percent", "examplesPerSecond", "loss", "accuracy", "etaSeconds"):
+    for name in ("percent", "examplesPerSecond", "stepsPerSecond", "loss", "accuracy", "etaSeconds"):
         value = content.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             known[name] = float(value)  # type: ignore[literal-required]

@@ -113,6 +113,8 @@ class ProgressStatus(ApiModel):
     """step of totalSteps."""
     examples_per_second: Measured = None
     """Examples a second over all ranks, lately."""
+    steps_per_second: Measured = None
+    """Optimizer steps a second, lately, where the program does not say how many examples a step has."""
     loss: Measured = None
     """Training loss, lately."""
     accuracy: Measured = None

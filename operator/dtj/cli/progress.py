@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtj.api.status import JobStatus
+from dtj.api.status import JobStatus, ProgressStatus
 from dtj.cli.durations import brief
 from dtj.report.number_text import number_text
 
@@ -21,13 +21,13 @@ def figures(status: JobStatus) -> dict[str, str]:
     if progress is None:
         return {}
     total = f"/{progress.total_steps}" if progress.total_steps else ""
-    speed, left = progress.examples_per_second, progress.eta_seconds
+    left = progress.eta_seconds
     ended = status.finished or progress.percent == 100
     forms = {
         "step": (f"step {{}}{total}", progress.step),
         "percent": ("{:.1f}%", progress.percent),
         "epoch": ("epoch {}", progress.epoch),
-        "rate": ("{} examples/s", None if speed is None else rate(speed)),
+        "rate": ("{}", rate_with_unit(progress)),
         "loss": ("loss {}", None if progress.loss is None else number_text(progress.loss)),
         "accuracy": ("accuracy {}", None if progress.accuracy is None else number_text(progress.accuracy)),
         "source": ("by {}", _SOURCES.get(progress.source or "")),
@@ -35,6 +35,13 @@ def figures(status: JobStatus) -> dict[str, str]:
         "eta": ("ETA {}", None if ended or left is None else brief(left)),
     }
     return {name: form.format(value) for name, (form, value) in forms.items() if value is not None}
+
+
+def rate_with_unit(progress: ProgressStatus) -> str | None:
+    """Return the rate as text: in steps where the number of examples is not known; None without a rate."""
+    if progress.examples_per_second is not None:
+        return f"{rate(progress.examples_per_second)} examples/s"
+    return None if progress.steps_per_second is None else f"{rate(progress.steps_per_second)} step/s"
 
 
 def rate(value: float | None) -> str:

@@ -64,8 +64,8 @@ def report(
     group_by: Annotated[
         list[str] | None,
         typer.Option(
-            help="model, strategy, updates, workers, ps, batch, a label of the job, or a fact that the program "
-            "reports. Default: the first six together."
+            help="model, strategy, updates, workers, ps, batch, a label of the job, a fact that the program reports, "
+            "or an option of the program such as lr. Default: the first six together."
         ),
     ] = None,
     price: Annotated[
@@ -103,6 +103,7 @@ def report(
         dtj report fashion-mnist
         dtj report one-worker two-workers --baseline one-worker
         dtj report s3://training/jobs/ml --group-by updates
+        dtj report s3://training/jobs/ml --group-by lr
         dtj report fashion-mnist --past
         dtj report s3://training/jobs/ml --baseline workers=1
         dtj report s3://training/jobs/ml --group-by machine --price chief=0.90,worker=0.90,ps=0.023

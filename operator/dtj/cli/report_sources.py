@@ -174,9 +174,9 @@ def _run(
     stored = sizes(contract.UTILISATION)
     try:
         metrics = read_metrics(read(contract.METRICS_FILE))
-    except NotFound:
+    except NotFound as error:
         if not stored:
-            raise
+            raise NotFound(error.message, "docs/curves.md says which programs have rows") from None
         metrics = Metrics([], 0)  # A program that writes no metrics uses processors all the same.
     job = job or _job(read)
     status = status or _recorded(read)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dtj.api.errors import Unusable
 from dtj.report.cost import Price, cost
 from dtj.report.facts import FIELDS, Fact
 from dtj.report.summary import Spread, Summary
+
+_NUMBER = re.compile(r"[-+.\d][-+.\deE]*")
 
 
 @dataclass(frozen=True)
@@ -82,12 +85,15 @@ def groups_of(runs: Sequence[Summary], fields: Sequence[str], price: Price | Non
     return entries
 
 
-def check_fields(runs: Sequence[Summary], fields: Sequence[str]) -> None:
-    """Raise Unusable for a field that no run has."""
+def check_fields(runs: Sequence[Summary], fields: Sequence[str], options: Collection[str]) -> None:
+    """Raise Unusable for a field that no run has, and no program as an option."""
     known = {name for run in runs for name, value in run.facts.items() if value is not None}
     for name in fields:
-        if name not in known and name not in FIELDS:
-            raise Unusable(f"no run has the field {name}", f"the runs have {', '.join(sorted(known))}")
+        if name not in known and name not in FIELDS and name not in options:
+            raise Unusable(
+                f"no run has the field {name}, and no program has the option --{name}",
+                f"the runs have {', '.join([*sorted(known), *(f'--{option}' for option in sorted(options))])}",
+            )
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -132,7 +138,8 @@ def _label(key: Mapping[str, Fact]) -> str:
     parts = []
     for name, value in key.items():
         if value is not None:
-            parts.append(f"{name} {value}" if isinstance(value, int) else str(value))
+            text = str(value)
+            parts.append(f"{name} {text}" if _NUMBER.fullmatch(text) else text or name)
     return ", ".join(parts) or "all"
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from dtj.api.program_words import options_of_manifest
 from dtj.api.spec import JobSpec
 from dtj.api.strategies import RULES
 from dtj.api.strategy import pods_of
@@ -92,6 +93,14 @@ def pods_by_role(run: Run, spec: JobSpec | None, facts: Mapping[str, Fact]) -> d
         return None
     given = spec.replica_specs.given() if spec else {}
     return {role: Pods(count, given[role].gpus if role in given else 0) for role, count in counts.items()}
+
+
+def options_of_run(run: Run) -> dict[str, Fact]:
+    """Return the options of the program by name, without the dashes; secret values are hidden."""
+    options = options_of_manifest(run.job or {})
+    return {
+        name: number if (number := _number(value)) is not None else value for name, value in options.items()
+    }
 
 
 def arguments_of(run: Run) -> str | None:

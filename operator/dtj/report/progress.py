@@ -12,6 +12,9 @@ SOURCE = "source"
 """The value of the rows that dtj wrote for a program that writes none."""
 
 
+_OF_ANY_ROW = {"kind", "time", "attempt", "step", "unit", "examples", "epoch", SOURCE}
+
+
 @dataclass(frozen=True)
 class Interval:
     """The training between two rows. Times are in seconds since 1970."""
@@ -52,7 +55,11 @@ class Start:
     def _moving(self) -> list[Row]:
         """Return the rows without those at whose time the step may have been further: it was read before."""
         rows: list[Row] = []
+        # A bar without measures may have been of other work, such as a download before the training.
+        measured = any(map(_is_measured, self.rows))
         for row in self.rows:
+            if measured and SOURCE in row.values and not _is_measured(row):
+                continue
             if not rows or SOURCE not in row.values or row.step > rows[-1].step:
                 rows.append(row)
         return rows
@@ -91,6 +98,10 @@ def starts(rows: Sequence[Row]) -> list[Start]:
         kept_starts.insert(0, Start(part, kept_steps))
         kept_steps = min(kept_steps, part[0].step)
     return kept_starts
+
+
+def _is_measured(row: Row) -> bool:
+    return row.kind == "train" and not row.values.keys() <= _OF_ANY_ROW
 
 
 def _begins_anew(last: Row, row: Row) -> bool:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dtj.report.comparison import EXAMPLES_TOLERANCE, compare, find_baseline
 from dtj.report.cost import Price, cost_notes
 from dtj.report.entries import Entry, check_fields, entry_of_run, groups_of
-from dtj.report.facts import FIELDS
+from dtj.report.facts import FIELDS, Fact, options_of_run
 from dtj.report.run import Run
 from dtj.report.summary import Summary, summarise
 from dtj.report.utilisation import Usage, usage_of
+
+WITHOUT_ROWS = (
+    "dtj writes rows for a program that reports its steps by dtj_trainer.progress.report, logs to TensorBoard below "
+    "its working directory, or prints lines such as step=100 loss=0.5: docs/curves.md."
+)
 
 
 @dataclass(frozen=True)
@@ -38,13 +43,17 @@ def make_report(
     baseline: str | None = None,
     price: Price | None = None,
 ) -> Report:
-    """Make a report of runs. group_by: fields; by default the fields that distinguish kinds of runs.
+    """Make a report of runs. group_by: fields, and options of the programs such as `--lr` or `lr`; by default the
+    fields that distinguish kinds of runs.
 
     Raises Unusable for a field that no run has, NotFound for a baseline that does not exist.
     """
     summaries = [summarise(run) for run in runs]
-    fields = tuple(group_by) or FIELDS
-    check_fields(summaries, fields)
+    fields = tuple(name.removeprefix("--") for name in group_by) or FIELDS
+    if group_by:
+        options = [options_of_run(run) for run in runs]
+        check_fields(summaries, fields, {name for each in options for name in each})
+        summaries = [_with_options(*each, fields) for each in zip(summaries, options, strict=True)]
     entries = [entry_of_run(summary, price) for summary in summaries]
     groups = groups_of(summaries, fields, price)
     totals = [summary.total_seconds for summary in summaries if summary.ended]
@@ -63,6 +72,12 @@ def make_report(
         *_on_utilisation(runs, utilisation),
     ]
     return Report(summaries, entries, groups, fields, total_time, price, notes, utilisation)
+
+
+def _with_options(summary: Summary, options: Mapping[str, Fact], fields: Sequence[str]) -> Summary:
+    """Return a summary whose facts have the options of the program that are fields and no facts otherwise."""
+    named = {name: options[name] for name in fields if name in options and summary.facts.get(name) is None}
+    return replace(summary, facts={**summary.facts, **named})
 
 
 def _compared(entry: Entry, baseline: Entry | None, *, total_time: bool) -> Entry:
@@ -87,7 +102,7 @@ def _notes(
 
 def _on_runs(runs: Sequence[Summary]) -> Iterator[str]:
     if empty := [run.name for run in runs if run.steps_per_second is None]:
-        yield f"{_list(empty)} has fewer than two rows of training: its rates are unknown."
+        yield (f"{_list(empty)} has fewer than two rows of training: its rates are unknown. {WITHOUT_ROWS}")
     if unfinished := [run.name for run in runs if not run.ended]:
         yield (
             f"{_list(unfinished)} has not ended: it counts in the rates, not in accuracy and cost; "

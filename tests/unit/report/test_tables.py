@@ -148,6 +148,21 @@ def test_groups_of_one_run_each_are_left_out_unless_asked_for() -> None:
     assert [table.title for table in tables_of(make_report(runs, group_by=["model"]))] == ["Runs", "Groups"]
 
 
+def test_runs_are_grouped_by_an_option_of_the_program() -> None:
+    def run(name: str, rate: str) -> Run:
+        job = {"spec": {"command": ["python", "train.py"], "args": ["--lr", rate, "--api-key=secret"]}}
+        return replace(even_run(name, 10), job=job)
+
+    runs = [run("a", "0.1"), run("b", "0.1"), run("c", "0.01")]
+    for name in ("--lr", "lr"):
+        report = make_report(runs, group_by=[name])
+        assert [entry.label for entry in report.groups] == ["lr 0.01", "lr 0.1"]
+        assert cells(1, report, "runs") == [["1"], ["2"]]
+    assert "lr" not in make_report(runs).runs[0].facts
+    with pytest.raises(Unusable, match="no program has the option --wd"):
+        make_report(runs, group_by=["wd"])
+
+
 def test_a_group_of_unlike_runs_is_said() -> None:
     runs = [even_run("a", 10), even_run("b", 20, batchSize=32, steps=77)]
     notes = make_report(runs, group_by=["model"]).notes

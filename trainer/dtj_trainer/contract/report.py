@@ -29,6 +29,8 @@ class Progress(TypedDict, total=False):
     epoch: int
     percent: float
     examplesPerSecond: float
+    stepsPerSecond: float
+    """Where the number of examples is not known."""
     loss: float
     accuracy: float
     etaSeconds: float

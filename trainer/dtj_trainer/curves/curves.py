@@ -21,7 +21,7 @@ from dtj_trainer import contract, progress
 from dtj_trainer.clock import now_text, text_of
 from dtj_trainer.curves.event_scalars import EventFile, Scalar
 from dtj_trainer.curves.output import OutputReader
-from dtj_trainer.curves.reading import Reading, rows_of
+from dtj_trainer.curves.reading import Reading, loss_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +34,8 @@ MOST_ROWS = 8
 MOST_OTHER_ROWS = 50
 MOST_OUTPUT_BYTES = 8 * 1024
 """Bytes of new output that are read at one look, the newest."""
+MARK_SECONDS, MOST_MARKS = 10.0, 30
+"""Seconds between two times whose steps are kept for the rate, and the number of them: the rate of five minutes."""
 SEARCH_SECONDS = 30.0
 MOST_ENTRIES, DEEPEST, MOST_FILES = 2000, 6, 16
 """Of folders that are searched for event files: entries, levels below them, and event files of an attempt."""
@@ -53,6 +55,9 @@ class Source(IntEnum):
         return _WORDS[self]
 
 
+_Rows = dict[str, dict[str, float]]
+"""Values by kind of row and name."""
+_OF_STEPS = ("step", "totalSteps", "percent", "etaSeconds", "stepsPerSecond")
 _WORDS: dict[Source, contract.Source] = {
     Source.OUTPUT: "Output",
     Source.TENSORBOARD: "TensorBoard",
@@ -94,7 +99,8 @@ class Curves:
         self._source: Source | None = None
         self._reported: object = None
         self._told: contract.Progress = {}
-        self._first: tuple[float, int] | None = None
+        self._lines = 0
+        self._marks: deque[tuple[float, int]] = deque(maxlen=MOST_MARKS)
 
     def start(self, background: Background) -> None:
         """Look in the background."""
@@ -112,12 +118,14 @@ class Curves:
 
     def look(self) -> None:
         """Read what is new, from the highest source down to the one that counts."""
-        # A look of the other thread may hang at a file server, and must not hold up the end of the pod.
-        if self._lock.acquire(timeout=LOOK_SECONDS):
-            try:
-                self._look()
-            finally:
-                self._lock.release()
+        with self._lock:
+            self._look()
+
+    def look_last(self) -> None:
+        """Look once more, for LOOK_SECONDS at most: a file server that hangs must not hold up the end of the pod."""
+        last = threading.Thread(target=self.look, name="last-curves", daemon=True)
+        last.start()
+        last.join(LOOK_SECONDS)
 
     def _look(self) -> None:
         if _size(self._metrics) != (self._size or 0):
@@ -145,17 +153,18 @@ class Curves:
                 row = json.loads(line)
                 if row.get("kind", "train") == "train" and row.get("attempt", self._attempt) == self._attempt:
                     values = {name: float(row[name]) for name in ("loss",) if row.get(name) is not None}
-                    readings.append(Reading(int(row["step"]), None, row.get("epoch"), None, values))
+                    reading = Reading(int(row["step"]), None, row.get("epoch"), None, values)
+                    readings.append((reading, rows_of(values)))
         if readings:
             self._tell(Source.PROGRAM, readings)
 
     def _look_at_report(self) -> None:
-        found = progress.read(self._progress_file)
+        found, own = progress.read_with_values(self._progress_file)
         step = found.get("step")
         if step is None or step == self._reported:
             return
         self._reported = step
-        values = {**progress.values(self._progress_file)}
+        values = {**own}
         for name in ("loss", "accuracy", "examplesPerSecond"):
             if (value := found.get(name)) is not None:
                 values[name] = float(value)  # type: ignore[arg-type]
@@ -190,7 +199,10 @@ class Curves:
     def _look_at_output(self) -> None:
         readings = self._output.take(self._log.lines())
         if self._output.contradicted:
-            self._told = {}
+            # It is no stall as long as the program says anything, and must never restart the job.
+            if self._output.lines != self._lines or "step" in self._told:
+                self._told = {"source": Source.OUTPUT.word, "updatedTime": now_text()}
+            self._lines = self._output.lines
             return
         self._add(Source.OUTPUT, [(None, reading) for reading in readings])
 
@@ -201,15 +213,15 @@ class Curves:
         self._source = source
         training: list[str] = []
         other: list[str] = []
-        for at, reading in readings:
+        measured = [(at, reading, rows_of(reading.values)) for at, reading in readings]
+        for at, reading, found in measured:
             # A bar without measures has a rate.
-            found = rows_of(reading.values) or ({"train": {}} if reading.step is not None else {})
-            for kind, values in found.items():
+            for kind, values in (found or ({"train": {}} if reading.step is not None else {})).items():
                 row = self._row(source, kind, at, reading, values)
                 (training if kind == "train" else other).append(row)
         self._append([*_some(training, MOST_ROWS), *other[-MOST_OTHER_ROWS:]])
         if source is not Source.REPORT:  # The progress file is read as it is.
-            self._tell(source, [reading for _, reading in readings])
+            self._tell(source, [(reading, found) for _, reading, found in measured])
 
     def _row(
         self, source: Source, kind: str, at: float | None, reading: Reading, values: dict[str, float]
@@ -239,28 +251,30 @@ class Curves:
         except OSError:  # A full disk must not stop the curves that the status shows.
             self._size = _size(self._metrics)
 
-    def _tell(self, source: Source, readings: Sequence[Reading]) -> None:
-        """Take the progress from the newest readings."""
+    def _tell(self, source: Source, measured: Sequence[tuple[Reading, _Rows]]) -> None:
+        """Take the progress from the newest readings, with their rows."""
         told = self._told.copy()
+        before = (told.get("step"), told.get("epoch"), told.get("loss"))
+        readings = [reading for reading, _ in measured]
+        if any(reading.anew for reading in readings):
+            readings = readings[max(at for at, reading in enumerate(readings) if reading.anew) :]
+            for name in _OF_STEPS:
+                told.pop(name, None)  # type: ignore[misc]
+            self._marks.clear()
         stepping = [reading for reading in readings if reading.step is not None and reading.leads]
         newest = max(stepping, key=lambda reading: reading.step or 0) if stepping else readings[-1]
-        before = (told.get("step"), told.get("epoch"), told.get("loss"))
-        if newest.step is not None and newest.step >= told.get("step", 0):
+        if newest.leads and newest.step is not None and newest.step >= told.get("step", 0):
+            for name in _OF_STEPS:
+                told.pop(name, None)  # type: ignore[misc]
             told["step"] = newest.step
-            if newest.total is not None:
+            if newest.total is not None and newest.total >= newest.step:
                 told["totalSteps"] = newest.total
-            else:
-                for name in ("totalSteps", "percent", "etaSeconds"):
-                    told.pop(name, None)  # type: ignore[misc]
             self._derive(told, newest.step)
         if newest.epoch is not None:
             told["epoch"] = int(newest.epoch)
-        for reading in readings:
-            rows = rows_of(reading.values)
-            trained = rows.get("train", {})
-            losses = [value for name, value in trained.items() if "loss" in name.lower()]
-            if losses:
-                told["loss"] = trained.get("loss", losses[0])
+        for _, rows in measured:
+            if (loss := loss_of(rows.get("train", {}))) is not None:
+                told["loss"] = loss
             for kind in ("validation", "test"):
                 if (accuracy := rows.get(kind, {}).get("accuracy")) is not None and 0 <= accuracy <= 1:
                     told["accuracy"] = accuracy
@@ -271,12 +285,14 @@ class Curves:
         self._told = told
 
     def _derive(self, told: contract.Progress, step: int) -> None:
-        now = time.monotonic()
-        if self._first is None:
-            self._first = (now, step)
-        total = told.get("totalSteps", 0)
+        now, total = time.monotonic(), told.get("totalSteps", 0)
+        if not self._marks or now - self._marks[-1][0] >= MARK_SECONDS:
+            self._marks.append((now, step))
+        since, begun = self._marks[0]
+        if step > begun and now > since:
+            told["stepsPerSecond"] = round((step - begun) / (now - since), 4)
         if total > 0:
-            told["percent"], left = progress.remaining(step, total, self._first, now)
+            told["percent"], left = progress.remaining(step, total, self._marks[0], now)
             if left is not None:
                 told["etaSeconds"] = left
 

@@ -6,18 +6,22 @@ A line says nothing on its own: numbers stand in prose, too. `output.py` believe
 from __future__ import annotations
 
 import ast
+import json
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LONGEST_LINE = 2000
 """Characters of a line that is looked at. Tables and dumps have longer ones."""
-_MAYBE = re.compile(r"%\||\d/\d|step|epoch|iter|\b(?:it|ep|batch|update)", re.IGNORECASE)
+_MAYBE = re.compile(r"%\||\d/\d|step|epoch|iter|loss|acc|\dit \[|\b(?:it|ep|batch|update)", re.IGNORECASE)
 """What each of the forms has: most lines of a chatty program have nothing of it."""
+LARGEST = 1 << 53
+"""Steps that are counted. A larger number is none."""
 _MARKS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f]")
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
@@ -25,6 +29,11 @@ _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _BAR = re.compile(
     r"^(?P<desc>[^|]{0,120}?):?\s*\d{1,3}%\|[^|]*\|\s*(?P<n>\d+)/(?P<m>\d+)\s*"
     r"\[(?P<elapsed>[\d:]+)<[^,\]]*,\s*(?:\?|[\d.]+)\s*(?P<unit>[^,\]]+?)(?:,\s*(?P<rest>[^\]]*))?\]"
+)
+# The same, where tqdm is not told how many there are.
+_OPEN_BAR = re.compile(
+    r"^(?P<desc>[^|]{0,120}?):?\s*\b(?P<n>\d+)(?:it|ba|batch(?:es)?|steps?) "
+    r"\[(?P<elapsed>[\d:]+),\s*(?:\?|[\d.]+)\s*(?P<unit>[^,\]]+?)(?:,\s*(?P<rest>[^\]]*))?\]"
 )
 _UNITS = re.compile(
     r"^(?:it|ba|batch(?:es)?|steps?|iter(?:ation)?s?)/s$|^s/(?:it|ba|batch|step|iter(?:ation)?)$"
@@ -49,18 +58,29 @@ _PAIR = re.compile(
     r"(?P<key>[A-Za-z][\w/.@-]*(?: [A-Za-z][\w/.@-]*){0,2})(?P<sign>\s*[:=]\s*|\s+)"
     rf"\[?\s*(?P<value>{_NUMBER})(?!\w|:\d)(?:\s*(?:/|of)\s*(?P<of>\d+)\b)?"
 )
-# pytorch/examples: imagenet's ProgressMeter.
-_IMAGENET = re.compile(r"\bEpoch: \[(\d+)\]\[\s*(\d+)/(\d+)\]")
+# pytorch/examples: imagenet's ProgressMeter; also mmcv's TextLoggerHook.
+_IMAGENET = re.compile(r"\bEpoch:? \[(\d+)\]\s?\[\s*(\d+)/(\d+)\]")
+# pytorch/examples: dcgan.
+_DCGAN = re.compile(r"^\[(\d+)/(\d+)\]\s*\[\s*(\d+)/(\d+)\]\s")
 # pytorch/examples: mnist, whose steps are known as examples alone.
 _MNIST = re.compile(r"\bEpoch: (\d+) \[(\d+)/(\d+) \(\d+%\)\]")
 _STEP = re.compile(r"(?:^|[\s_])(?:steps?|iters?|iterations?|it|batch|updates?)$", re.IGNORECASE)
+_OF_ALL = re.compile(r"global|total|^num_updates$", re.IGNORECASE)
+"""Of two steps in a line, the one that counts."""
 _EPOCH = re.compile(r"(?:^|[\s_])(?:epochs?|ep)$", re.IGNORECASE)
 _MEASURE = re.compile(
-    r"loss|acc(?:uracy)?\b|acc@|\berr(?:or)?\b|\blr\b|learning_rate|ppl|perplexity|reward|\breturn\b|score|\bm[sa]e\b|rmse|"
-    r"\bf1\b|iou|bleu|rouge|\bauc\b|\bnll\b|elbo|\bkl\b|grad_norm|top-?\d|dice|psnr|\b[cw]er\b|\bbpc\b",
+    r"loss|acc(?:uracy)?\b|acc@|\w[ _/]err(?:or)?\b|\blr\b|learning_rate|ppl|perplexity|reward|\breturn\b|score|"
+    r"\bm[sa]e\b|rmse|\bf1\b|iou|bleu|rouge|\bauc\b|\bnll\b|elbo|\bkl\b|grad_norm|top-?\d|dice|psnr|\b[cw]er\b|\bbpc\b",
     re.IGNORECASE,
 )
 _BOOKKEEPING = re.compile(r"_runtime$|_per_second$|^total_flos$")
+_NO_VALUE = re.compile(r"^eta$|\.py$", re.IGNORECASE)
+_OF_DATA = re.compile(
+    r"\b(?:(?P<train>train(?:ing)?)|(?P<val>val(?:id(?:ation)?)?|eval(?:uation)?|dev)|(?P<test>test(?:ing)?))\b",
+    re.IGNORECASE,
+)
+"""The words that say of which examples the figures behind them are."""
+_NOT_OF_DATA = re.compile(r"\blr\b|learning|time", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -83,6 +103,8 @@ class Said:
     """Whether `epoch` is known to count from 1: of a script of one's own, the first epoch may be 0."""
     per_epoch: bool = False
     """Whether `step` and `of` are those of one epoch."""
+    aside: bool = False
+    """Whether `step` is that of a validation or a test."""
 
 
 def said(line: str) -> Said | None:
@@ -92,32 +114,39 @@ def said(line: str) -> Said | None:
     if not _MAYBE.search(line):
         return None
     text = _MARKS.sub("", line).strip()
-    for of_form in (_bar, _rich, _keras_epoch, _keras, _dictionary, _imagenet, _mnist, _pairs):
+    bar = (_BAR.search(text) or _OPEN_BAR.search(text)) if "[" in text else None
+    if bar is not None or "%|" in text:
+        # The numbers around a bar of other work are of that work.
+        return _bar(bar) if bar is not None else None
+    for of_form in (_rich, _keras_epoch, _keras, _dictionary, _imagenet, _dcgan, _mnist, _pairs):
         if (found := of_form(text)) is not None:
-            return found
+            return found if _is_countable(found) else None
     return None
 
 
-def _bar(text: str) -> Said | None:
-    match = _BAR.search(text)
-    if match is None:
-        return None
+def _is_countable(found: Said) -> bool:
+    return (found.step or 0) <= LARGEST and 0 <= (found.epoch or 0) <= LARGEST
+
+
+def _bar(match: re.Match[str]) -> Said | None:
     desc = match["desc"].strip()
-    n, m = int(match["n"]), int(match["m"])
+    n, m = int(match["n"]), int(match.groupdict().get("m") or 0)
     if _EPOCHS.match(desc) or re.match(r"^(?:epochs?/s|s/epochs?)$", match["unit"]):
-        return Said(("epochs",), epoch=float(min(n + 1, m)), epochs=m, is_bar=True, from_1=True)
+        return Said(
+            ("epochs",), epoch=float(min(n + 1, m or n + 1)), epochs=m or None, is_bar=True, from_1=True
+        )
     epoch = _EPOCH_OF_BAR.search(desc)
     named = _EPOCH_OF_BAR.sub("", desc)
     if not _UNITS.match(match["unit"]) or _OTHER_WORK.search(named):
         return None
     rest = match["rest"] or ""
-    values = {key: value for key, _, value in _named(rest.replace(", ", " ; "))} if rest else {}
+    values = _values(rest.replace(", ", " ; "))
     if epoch and "v_num" in rest:  # Lightning counts epochs from 0.
         values.pop("v_num", None)
         return Said(
             ("bar", "lightning", str(m)),
             n,
-            m,
+            m or None,
             float(int(epoch[1]) + 1),
             elapsed=_seconds(match["elapsed"]),
             values=values,
@@ -128,7 +157,7 @@ def _bar(text: str) -> Said | None:
     return Said(
         ("bar", re.sub(r"\d+", "#", named), str(m)),
         n,
-        m,
+        m or None,
         float(epoch[1]) if epoch else None,
         int(epoch[2]) if epoch and epoch[2] else None,
         elapsed=_seconds(match["elapsed"]),
@@ -142,7 +171,8 @@ def _rich(text: str) -> Said | None:
     match = _RICH.match(text)
     if match is None:
         return None
-    values = {key: value for key, _, value in _named(match["rest"]) if key != "v_num"}
+    values = _values(match["rest"])
+    values.pop("v_num", None)
     epoch, epochs = float(int(match["epoch"]) + 1), int(match["epochs"]) + 1
     n, m = int(match["n"]), int(match["m"])
     return Said(("rich",), n, m, epoch, epochs, values=values, from_1=True, per_epoch=True)
@@ -150,7 +180,7 @@ def _rich(text: str) -> Said | None:
 
 def _keras_epoch(text: str) -> Said | None:
     match = _KERAS_EPOCH.match(text)
-    return Said(("keras epoch",), epoch=float(match[1]), epochs=int(match[2]), from_1=True) if match else None
+    return Said(("keras epoch",), epoch=float(match[1]), epochs=int(match[2])) if match else None
 
 
 def _keras(text: str) -> Said | None:
@@ -165,12 +195,13 @@ def _keras(text: str) -> Said | None:
 
 
 def _dictionary(text: str) -> Said | None:
-    """Return a line of transformers.trainer_callback.PrinterCallback, or accelerate's `epoch 0: {...}`."""
+    """Return a line of transformers.trainer_callback.PrinterCallback, accelerate's `epoch 0: {...}`, or JSON."""
     match = _DICT.search(text)
-    if match is None or "'" not in match[1]:
+    if match is None or not ("'" in match[1] or '"' in match[1]):
         return None
+    is_json = "'" not in match[1]
     try:
-        found = ast.literal_eval(match[1])
+        found = json.loads(match[1]) if is_json else ast.literal_eval(match[1])
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
     if not isinstance(found, dict) or "train_runtime" in found:  # Means over the whole training.
@@ -182,24 +213,38 @@ def _dictionary(text: str) -> Said | None:
             values[name] = number
     epoch, counted = values.pop("epoch", None), None
     step = values.pop("step", None)
-    if epoch is not None:
+    if is_json and not any(map(_MEASURE.search, values)):
+        return None
+    if epoch is not None and is_json:
+        counted = epoch
+    elif epoch is not None:
         counted = float(max(math.ceil(epoch), 1)) if epoch >= 0 else None
     else:
         before = _EPOCH_OF_BAR.search(text[: match.start()])
         counted = float(before[1]) if before else None
     if not values or (counted is None and step is None):
         return None
-    form = ("dictionary", "own" if epoch is not None else "before", *sorted(values))
+    own = epoch is not None and not is_json
+    form = ("dictionary", "own" if own else "json" if is_json else "before", *sorted(values))
     number = int(step) if step is not None else None
-    return Said(form, number, epoch=counted, values=values, from_1=epoch is not None)
+    return Said(form, number, epoch=counted, values=values, from_1=own)
 
 
 def _imagenet(text: str) -> Said | None:
     match = _IMAGENET.search(text)
     if match is None:
         return None
-    values = {key: value for key, _, value in _named(text[match.end() :].replace("\t", " ; "))}
+    values = _values(text[match.end() :].replace("\t", " ; "))
     return Said(("imagenet",), int(match[2]), int(match[3]), float(match[1]), values=values, per_epoch=True)
+
+
+def _dcgan(text: str) -> Said | None:
+    match = _DCGAN.search(text)
+    values = _values(text[match.end() :].replace("\t", " ; ")) if match else {}
+    if match is None or not any(map(_MEASURE.search, values)):
+        return None
+    epoch, epochs, n, m = (int(number) for number in match.groups())
+    return Said(("dcgan",), n, m, float(epoch), epochs, values=values, per_epoch=True)
 
 
 def _mnist(text: str) -> Said | None:
@@ -207,59 +252,91 @@ def _mnist(text: str) -> Said | None:
     if match is None:
         return None
     epoch, n, m = (int(number) for number in match.groups())
-    values = {key: value for key, _, value in _named(text[match.end() :])}
+    values = _values(text[match.end() :])
     return Said(("mnist",), epoch=float(epoch), examples=max(epoch - 1, 0) * m + n, values=values)
 
 
 def _pairs(text: str) -> Said | None:
-    """Return a line of named numbers with a step or an epoch, and at least one measure such as a loss."""
+    """Return a line of named numbers with a measure such as a loss; `values` alone may be of the epoch before."""
     step = of = epoch = epochs = None
-    values, keys = {}, []
-    for key, count, value in _named(text):
+    whose, of_all, aside = "", False, False
+    values: dict[str, float] = {}
+    keys = []
+    for name, key, count, value, data in _named(text):
         if _EPOCH.search(key):
-            epoch, epochs = value, count
-            keys.append("epoch")
-        elif _STEP.search(key) and value == int(value):
-            step, of = int(value), count
-            keys.append("step")
-        else:
-            values[key] = value
-            keys.append(key.lower())
-    measured = any(_MEASURE.search(key) for key in values)
-    if not measured or (step is None and epoch is None):
+            if epoch is None:
+                epoch, epochs = value, count
+                keys.append("epoch")
+        elif _STEP.search(key) and value == int(value) and (step is None or _OF_ALL.search(key)):
+            if of_all:
+                continue
+            step, of, whose, of_all = int(value), count, key, bool(_OF_ALL.search(key))
+            aside = data not in ("", "train")
+        elif not _STEP.search(key):
+            values[name] = value
+            keys.append(name.lower())
+    if not any(map(_MEASURE.search, values)) or (step is not None and step < 0):
         return None
-    if step is not None and step < 0:
-        return None
-    form = ("pairs", *keys[:16])
-    return Said(
-        form, step, of, epoch, epochs, values=values, per_epoch=step is not None and epoch is not None
-    )
+    if step is None and epoch is None:
+        return Said(("measures", *keys[:16]), values=values)
+    form = ("pairs", whose.lower(), *keys[:16])
+    per_epoch = step is not None and epoch is not None
+    return Said(form, step, of, epoch, epochs, values=values, per_epoch=per_epoch, aside=aside)
 
 
-def _named(text: str) -> list[tuple[str, int | None, float]]:
-    """Return the named numbers of a line: the name, the number after a slash, and the value.
+def _values(text: str) -> dict[str, float]:
+    return {named.name: named.value for named in _named(text)}
 
-    A number without a colon or an equals sign counts if its name is a step, an epoch or a measure.
+
+class _Named(NamedTuple):
+    """A named number. `key`: the words before it. `of`: the number after a slash. `data`: train, val or test."""
+
+    name: str
+    key: str
+    of: int | None
+    value: float
+    data: str
+
+
+def _named(text: str) -> list[_Named]:
+    """Return the named numbers of a line.
+
+    A number without a colon or an equals sign counts if its name is a step, an epoch or a measure. A word such as
+    `Validation:` before a measure, or before all of them, is part of its name.
     """
-    found = []
+    found: list[_Named] = []
+    data, end = "", 0
     for match in _PAIR.finditer(text):
-        key = match["key"]
-        plain = not match["sign"].strip()
-        if plain or " " in key:
-            key = _shortened(key)
-        if plain and not (_STEP.search(key) or _EPOCH.search(key) or _MEASURE.search(key)):
+        key, sign = match["key"], match["sign"].strip()
+        if (words := [*_OF_DATA.finditer(text, end, match.start())]) or (words := [*_OF_DATA.finditer(key)]):
+            data = words[-1].lastgroup or ""
+        end = match.end()
+        name = _shortened(key, sign)
+        if not sign and not (_STEP.search(key) or _EPOCH.search(key) or _MEASURE.search(name)):
             continue
         value = _number(match["value"])
-        if value is not None:
-            found.append((key, int(match["of"]) if match["of"] else None, value))
-    return found
+        if value is None or _NO_VALUE.search(key):
+            continue
+        of = int(match["of"]) if match["of"] else None
+        if of and "acc" in name.lower():  # `Accuracy: 9823/10000`
+            value = value / of
+        if data and _MEASURE.search(name) and not _OF_DATA.search(name) and not _NOT_OF_DATA.search(name):
+            name = f"{data} {name}"
+        found.append(_Named(name, key, of, value, data))
+    names = Counter(each.name for each in found)
+    # `[D loss: 0.5] [G loss: 1.2]`
+    return [
+        each._replace(name=each.key) if names[each.name] > 1 and each.key.endswith(each.name) else each
+        for each in found
+    ]
 
 
-def _shortened(key: str) -> str:
-    """Return the last words of a name that belong to it: `train loss`, but not `INFO step`."""
+def _shortened(key: str, sign: str) -> str:
+    """Return the last words of a name that belong to it: `train loss`, `batch size:`, but not `INFO lr=`."""
     words = key.split(" ")
-    if len(words) > 1 and re.fullmatch(
-        r"train|val|valid|validation|test|eval|training", words[-2], re.IGNORECASE
+    if len(words) > 1 and (
+        _OF_DATA.fullmatch(words[-2])
+        or (sign == ":" and not _MEASURE.search(words[-1]) and words[-2].islower())
     ):
         return " ".join(words[-2:])
     return words[-1]

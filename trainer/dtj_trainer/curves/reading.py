@@ -46,6 +46,8 @@ class Reading:
     """By the program's own names, such as `train/loss` or `val_acc`."""
     leads: bool = True
     """Whether the step is that of the training: a line about something else may name a step of its own."""
+    anew: bool = False
+    """Whether the steps of the readings before were of other work, such as a download."""
 
 
 def rows_of(values: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -72,3 +74,12 @@ def _kind_and_name(name: str) -> tuple[str, str]:
     return kind or "train", _SAME.get(
         own.lower(), own.lower() if own.lower() in ("loss", "accuracy") else own
     )
+
+
+def loss_of(trained: Mapping[str, float]) -> float | None:
+    """Return the loss among the values of a row of training; None where several could be it, as of a GAN."""
+    losses = {name.lower(): value for name, value in trained.items() if "loss" in name.lower()}
+    for name in ("loss", "total_loss", "loss_total"):
+        if name in losses:
+            return losses[name]
+    return next(iter(losses.values())) if len(losses) == 1 else None

@@ -235,7 +235,7 @@ class Pod:
         sync timeout; in any case before the grace period ends.
         """
         if self._curves:
-            self._curves.look()
+            self._curves.look_last()
         self._watch.now()
         self._sync.warn_of_unuploaded()
         seconds = self._settings.sync_timeout if timeout is None else timeout
