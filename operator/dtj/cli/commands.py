@@ -50,7 +50,7 @@ COMMANDS = {
         "doctor", "Check a cluster and, with a job file, whether that job can run there.", _JOBS
     ),
     "submit": Listed("jobs", "Run a job file on the cluster; `dtj run` runs it on this machine.", _JOBS),
-    "list": Listed("listing", "List jobs with their phase, progress and rate.", _JOBS),
+    "list": Listed("listing", "List jobs with their state, progress, rate and GPUs.", _JOBS),
     "status": Listed(
         "status",
         "Show a job's progress, replicas and nodes, conditions, restarts, failure and last events.",

@@ -53,7 +53,7 @@ def lines(run: Run, **query: Any) -> list[tuple[str, str]]:
 
 
 def test_runs_are_listed_with_their_namespace(run: Run) -> None:
-    assert call("list").stdout.splitlines()[1].split()[:4] == ["ml", "mnist", "Running", "Horovod"]
+    assert call("list").stdout.splitlines()[1].split()[:4] == ["ml", "mnist", "Running", "-"]
     assert call("list", "-n", "other").stderr == "no jobs on this machine\n"
 
 

@@ -19,7 +19,7 @@ import yaml
 from aiohttp import web
 from kubernetes.aio import client
 
-from dtj.api.identity import LABEL_JOB, LABEL_MANAGED_BY, MANAGER
+from dtj.api.identity import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGER
 from dtj.api.job import Manifest
 from dtj.cluster import api
 from dtj.kopf_settings import configure
@@ -204,6 +204,8 @@ async def test_a_watch_of_their_pods_that_falls_silent_is_opened_anew(
             await asyncio.sleep(0.01)
         pod = running("mnist-worker-0")
         pod["metadata"]["labels"] |= {LABEL_JOB: "mnist", LABEL_MANAGED_BY: MANAGER}
+        job = {"apiVersion": API_VERSION, "kind": KIND, "name": "mnist", "uid": "1", "controller": True}
+        pod["metadata"]["ownerReferences"] = [job]
         server.cluster.put({"kind": "Pod", **pod})
 
         await seen.wait()

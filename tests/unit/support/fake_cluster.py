@@ -13,7 +13,6 @@ from dtj.api.identity import KIND, LABEL_ATTEMPT, LABEL_JOB
 from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_KIND
 from dtj.cluster.port import ApiError
-from dtj.reconcile.view import controller_uid
 from dtj.status.times import written_time
 from tests.unit.support.copies import copied
 from tests.unit.support.mpijob_crd import MPIJOB_SCHEMA
@@ -281,7 +280,7 @@ class FakeCluster:
             if not there["metadata"].get("foreground")
         }
         for name, there in list(self.objects.items()):
-            owner = controller_uid(there)
+            owner = controlled_by(there)
             if owner and owner not in uids:
                 if name[0] == "Pod":
                     self.end_pod(there)
@@ -296,7 +295,7 @@ class FakeCluster:
             self.change(name, lambda there: there["metadata"].update(when))
 
     def _dependents(self, owner: Manifest) -> list[Manifest]:
-        return [o for o in self.objects.values() if controller_uid(o) == owner["metadata"]["uid"]]
+        return [o for o in self.objects.values() if controlled_by(o) == owner["metadata"]["uid"]]
 
     def _store(self, name: Name, manifest: Manifest) -> Manifest:
         if len(json.dumps(manifest)) > _LARGEST_OBJECT:
@@ -329,3 +328,9 @@ class FakeCluster:
 def name_of(manifest: Manifest) -> Name:
     metadata = manifest["metadata"]
     return manifest["kind"], metadata.get("namespace", "ml"), metadata["name"]
+
+
+def controlled_by(manifest: Manifest) -> str:
+    """The uid of the object of any kind that controls this one, or an empty string."""
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return next((owner["uid"] for owner in owners if owner.get("controller")), "")

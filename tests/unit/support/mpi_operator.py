@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dtj.api.job import Manifest
-from dtj.reconcile.view import controller_uid
 from dtj.status.times import written_time
-from tests.unit.support.fake_cluster import FakeCluster
+from tests.unit.support.fake_cluster import FakeCluster, controlled_by
 
 LABEL = "training.kubeflow.org"
 
@@ -272,7 +271,7 @@ class MpiOperator:
         self.cluster.change(("MPIJob", *_key(mpijob)), change)
 
     def _pods(self, uid: str) -> list[Manifest]:
-        return [pod for pod in self.cluster.of_kind("Pod") if controller_uid(pod) == uid]
+        return [pod for pod in self.cluster.of_kind("Pod") if controlled_by(pod) == uid]
 
     def _end(self, pods: object) -> None:
         for pod in list(pods):  # type: ignore[call-overload]
