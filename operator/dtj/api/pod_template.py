@@ -17,11 +17,14 @@ RUN_VOLUME = "dtj-run"
 CONFIG_VOLUME = "dtj-config"
 SHM_VOLUME = "dtj-shm"
 DATA_CACHE_VOLUME = "dtj-data-cache"
-RESERVED_VOLUMES = (WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SSH_VOLUME, DATA_CACHE_VOLUME)
+CODE_VOLUME = "dtj-code"
+RESERVED_VOLUMES = (WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SSH_VOLUME, DATA_CACHE_VOLUME, CODE_VOLUME)
 RESERVED_MOUNTS = (
     str(contract.ROOT / contract.RUN),
     str(contract.ROOT / contract.DATA_CACHE),
+    str(contract.ROOT / contract.CODE),
     str(contract.CONFIG_DIR),
+    str(contract.CODE_DIR),
     str(contract.SSH_DIR),
 )
 RESERVED_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.startswith("ENV_")) - {
@@ -90,4 +93,4 @@ def asks_for_devices(replica: ReplicaSpec) -> bool:
 def program_of(spec: JobSpec, replica: ReplicaSpec) -> list[str]:
     """Return the words of a role's program. As in a container, a role's own command does not get the job's args."""
     command, args = own_program(replica)
-    return [*command, *args] if command else [*spec.command, *(args or spec.args)]
+    return [*command, *args] if command else [*spec.own_command, *(args or spec.args)]

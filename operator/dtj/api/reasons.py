@@ -106,6 +106,8 @@ class Reason(StrEnum):
     """The program failed once more than runPolicy.backoffLimit."""
     MODULE_NOT_FOUND = "ModuleNotFound"
     """Python did not find a module, and no retry would find it."""
+    CODE_UNUSABLE = "CodeUnusable"
+    """The archive of spec.code can't be unpacked, or is another one than the job asks for."""
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     """runPolicy.activeDeadlineSeconds passed."""
     START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
@@ -190,6 +192,7 @@ QUIET: frozenset[str] = frozenset(
 FAILED = (
     Reason.BACKOFF_LIMIT_EXCEEDED,
     Reason.MODULE_NOT_FOUND,
+    Reason.CODE_UNUSABLE,
     Reason.DEADLINE_EXCEEDED,
     Reason.START_DEADLINE_EXCEEDED,
     Reason.VALIDATION_FAILED,

@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema, PydanticKnownError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
 from dtj.api.base import OBJECT_NAME, ApiModel, Number, Quantity
+from dtj.api.code import Code
 from dtj.api.data import Data
 from dtj.api.horovod import Horovod, HorovodLauncher
 from dtj.api.managed_by import DOMAIN_PATH, MAX_LENGTH, other_manager
@@ -287,6 +288,8 @@ class JobSpec(ApiModel):
     """Appended to command."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
     """Environment of every replica."""
+    code: Code | None = None
+    """The program as an archive. Without command, each rank or replica runs its entrypoint."""
     replica_specs: ReplicaSpecs
     """The roles and their pods."""
     horovod: Horovod | None = None
@@ -312,6 +315,13 @@ class JobSpec(ApiModel):
     def rules(self) -> StrategyRules:
         """The rules of the job's strategy, for the job's form."""
         return RULES[self.strategy].of(self)
+
+    @property
+    def own_command(self) -> list[str]:
+        """The command of each rank or replica, without args: `command`, else the entrypoint of `code`."""
+        if not self.command and self.code is not None and self.code.entrypoint is not None:
+            return ["python", self.code.entrypoint]
+        return self.command
 
     @property
     def worker(self) -> ReplicaSpec:

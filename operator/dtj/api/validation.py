@@ -8,12 +8,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from dtj.api.code import code_faults
 from dtj.api.data_rules import cache_of, data_faults
 from dtj.api.job import Fault, Job
 from dtj.api.mpijob import MOUNTS, VOLUMES
 from dtj.api.names import LABEL_LENGTH, is_dns_label, is_namespace, pod_name, tensorboard_name
 from dtj.api.pod_schema import QUANTITY, pod_faults
 from dtj.api.pod_template import (
+    CODE_VOLUME,
     CONFIG_VOLUME,
     DATA_CACHE_VOLUME,
     RESERVED_VARIABLES,
@@ -60,6 +62,7 @@ def faults(job: Job) -> list[Fault]:
         *(Fault(field, message) for field, message in job.rules.faults(job)),
         *_mpijob(job),
         *data_faults(job),
+        *(Fault(field, message) for field, message in code_faults(job)),
         *_artifacts(job),
         *tracking_faults(job),
         *_tensorboard(job),
@@ -135,8 +138,14 @@ def _roles(job: Job) -> Iterator[Fault]:
 
 def _program(job: Job) -> Iterator[Fault]:
     yield from _image("spec.image", job.spec.image)
-    if not job.spec.command and not job.spec.args and not _each_has_a_command(job):
-        yield Fault("spec.command", "required: the program of each replica, e.g. [python, train.py]")
+    if not job.spec.own_command and not job.spec.args and not _each_has_a_command(job):
+        field, example = ("spec.command", "the program of each replica, e.g. [python, train.py]")
+        if job.spec.code is not None:
+            field, example = (
+                "spec.code.entrypoint",
+                "the script in the archive, e.g. train.py, or spec.command",
+            )
+        yield Fault(field, f"required: {example}")
 
 
 def _image(path: str, image: str) -> Iterator[Fault]:
@@ -180,6 +189,8 @@ def _replicas(job: Job) -> Iterator[Fault]:
     volumes: tuple[str, ...] = (WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SHM_VOLUME)
     if cache_of(job) is not None:
         volumes += (DATA_CACHE_VOLUME,)
+    if job.spec.code is not None:
+        volumes += (CODE_VOLUME,)
     rules = job.spec.rules
     pod = replace(REPLICA_POD, volumes=(*volumes, *rules.volumes(job.spec)), variables=rules.variables)
     for role, replica in job.spec.replica_specs.given().items():

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dtj.api.code import code_notes
 from dtj.api.crd import custom_resource_definition
 from dtj.api.data_rules import data_notes
 from dtj.api.errors import Unusable
@@ -121,7 +122,7 @@ def _print_result(file: JobFile) -> None:
             count = len(plan_job(entry.job).pods)
             pods = "1 pod" if count == 1 else f"{count} pods"
             echo(f"{file.name}: {entry.job.name} is valid: {entry.job.spec.strategy} with {pods}")
-            for note in data_notes(entry.job):
+            for note in (*data_notes(entry.job), *code_notes(entry.job)):
                 errors.print(f"{file.name}: {note}", style="dim")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from dtj.api.code import code_notes
 from dtj.api.data_rules import data_notes
 from dtj.api.identity import LABEL_ROLE
 from dtj.api.job import Job, Manifest
@@ -51,6 +52,7 @@ def print_summary(job: Job) -> None:
     _lines(_programs(pods))
     _lines(job.rules.notes(job.spec))
     _lines(data_notes(job))
+    _lines(code_notes(job))
     if "hostfile" in plan.config["data"]:
         _part(f"Hostfile {contract.CONFIG_DIR}/hostfile")
         _lines(_shortened(plan.config["data"]["hostfile"].splitlines()))

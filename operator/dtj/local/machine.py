@@ -45,7 +45,7 @@ def check_machine(job: Job) -> None:
         raise Unusable(
             f"{missing} installed, and strategy {job.spec.strategy} needs it to start the ranks", _HOROVOD
         )
-    for word in (*job.spec.command, *job.spec.args):
+    for word in (*job.spec.own_command, *job.spec.args):
         for package in _FRAMEWORKS.get(word, ()):
             if importlib.util.find_spec(package) is None:
                 raise Unusable(

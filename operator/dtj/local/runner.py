@@ -99,6 +99,11 @@ def run_job(
             f"runPolicy.managedBy is {manager}: another controller runs this job",
             "remove managedBy to run the job on this machine",
         )
+    if job.spec.code is not None and job.spec.code.config_map is not None:
+        raise Unusable(
+            "spec.code.configMap is an object of a cluster, and this machine has none",
+            "remove spec.code, and run the job in the folder of the program",
+        )
     run = Runs(home).run(job.name, job.namespace)
     with run.locked() as lock:
         stored = run.job if resume else None

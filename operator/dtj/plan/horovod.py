@@ -11,6 +11,7 @@ from dtj.api.job import Job, Manifest
 from dtj.api.names import host_name, ssh_secret_name
 from dtj.api.pod_template import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.api.spec import ReplicaSpec, Resources
+from dtj.plan.code import run_in_code
 from dtj.plan.history import history_environment
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import (
@@ -48,8 +49,12 @@ def launcher_spec(job: Job) -> ReplicaSpec:
     return job.spec.replica_specs.launcher or default
 
 
-def sshd_config(key: str) -> str:
-    """Return the configuration of the workers' sshd. key: path of the private key."""
+def sshd_config(key: str, *, with_code: bool = False) -> str:
+    """Return the configuration of the workers' sshd. key: path of the private key. with_code: whether the job has
+    `spec.code`.
+    """
+    # Ranks that a launcher's own mpirun starts have no other environment than that of the ssh session.
+    code = f"SetEnv PYTHONPATH={contract.ROOT / contract.CODE}\n" if with_code else ""
     return f"""\
 Port {contract.SSH_PORT}
 PidFile none
@@ -62,7 +67,7 @@ KbdInteractiveAuthentication no
 DisableForwarding yes
 # sshd logs the kubelet's probes, which connect and hang up, as errors. The launcher reports real problems.
 LogLevel FATAL
-"""
+{code}"""
 
 
 def ssh_config(key: str, known_hosts: str, unknown: str = "yes") -> str:
@@ -84,8 +89,8 @@ Host *
 """
 
 
-SSHD_CONFIG = sshd_config(f"{contract.SSH_DIR}/ssh_key")
-SSH_CONFIG = ssh_config(f"{contract.SSH_DIR}/ssh_key", f"{contract.SSH_DIR}/known_hosts")
+_KEY = f"{contract.SSH_DIR}/ssh_key"
+SSH_CONFIG = ssh_config(_KEY, f"{contract.SSH_DIR}/known_hosts")
 
 
 def sizes(job: Job) -> dict[str, str]:
@@ -125,7 +130,7 @@ def horovod_plan(job: Job) -> Plan:
     attempt = job.status.current_attempt
     worker = job.spec.worker
     launcher = launcher_spec(job)
-    program = [*job.spec.command, *job.spec.args]
+    program = [*job.spec.own_command, *job.spec.args]
     size = sizes(job)
     workers = replicas(job, WORKER, worker.replicas, attempt)
     launchers = replicas(job, LAUNCHER, 1, attempt)
@@ -142,7 +147,10 @@ def horovod_plan(job: Job) -> Plan:
         command = [*START, *program]
         # The launcher decides the job, and so it records a success.
         env = launcher_env | history_environment(job)
-        return replica_pod(job, replica, launcher, info, command=command, env=env, extra=launcher_extra)
+        manifest = replica_pod(job, replica, launcher, info, command=command, env=env, extra=launcher_extra)
+        if own_program(launcher)[0]:
+            run_in_code(job, trainer_container(manifest))
+        return manifest
 
     return Plan(
         service=headless_service(job),
@@ -151,7 +159,7 @@ def horovod_plan(job: Job) -> Plan:
             {
                 "hostfile": hostfile(job, worker.replicas),
                 "ssh_config": SSH_CONFIG,
-                "sshd_config": SSHD_CONFIG,
+                "sshd_config": sshd_config(_KEY, with_code=job.spec.code is not None),
                 **SCRIPTS,
             },
         ),

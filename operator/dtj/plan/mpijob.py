@@ -25,6 +25,7 @@ from dtj.api.mpijob import (
 from dtj.api.names import mpijob_config_name
 from dtj.api.pod_template import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.api.spec import ReplicaSpec
+from dtj.plan.code import run_in_code
 from dtj.plan.horovod import (
     LAUNCHER_WAITS,
     SCRIPTS,
@@ -62,7 +63,7 @@ def mpijob_plan(job: Job) -> Plan:
         {
             "hostfile": hostfile(job, workers),
             "ssh_config": ssh_config(_KEY, _KNOWN_HOSTS, unknown),
-            "sshd_config": sshd_config(_KEY),
+            "sshd_config": sshd_config(_KEY, with_code=job.spec.code is not None),
             **SCRIPTS,
             "mpijob.sh": script("mpijob.sh"),
         },
@@ -128,11 +129,14 @@ def _with_own_index(variable: Manifest) -> Manifest:
 
 
 def _launcher(job: Job) -> Manifest:
-    program = [*job.spec.command, *job.spec.args]
+    program = [*job.spec.own_command, *job.spec.args]
     replica = launcher_spec(job)
     # Kueue creates the MPIJob suspended. mpi-operator then starts the launcher together with the workers.
     env = _mpi_environment(job) | LAUNCHER_WAITS
-    return _template(job, LAUNCHER, replica, [*_START, *program], env, {"name": TRAINER_CONTAINER})
+    template = _template(job, LAUNCHER, replica, [*_START, *program], env, {"name": TRAINER_CONTAINER})
+    if own_program(replica)[0]:
+        run_in_code(job, trainer_container(template))
+    return template
 
 
 def _template(

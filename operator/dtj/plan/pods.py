@@ -19,6 +19,7 @@ from dtj.api.job import POD_USER, Job, Manifest
 from dtj.api.names import config_name, host_of, pod_name, service_name
 from dtj.api.pod_template import CONFIG_VOLUME, RUN_VOLUME, SHM_VOLUME, TRAINER_CONTAINER, WORKSPACE_VOLUME
 from dtj.api.spec import ReplicaSpec, Resume
+from dtj.plan.code import code_environment, code_pod_spec
 from dtj.plan.data_cache import cache_environment, cache_pod_spec
 from dtj.plan.history import history_environment
 from dtj.plan.merge import merged
@@ -111,6 +112,7 @@ def replica_pod(
     given = _environment(job, replica) | {contract.ENV_POD: info.to_json()} | _accelerators(job, spec)
     cached = info.reads_data
     given |= (cache_environment(job) if cached else {}) | tracking_environment(job, info) | env
+    given |= code_environment(job)
     given |= history_environment(job) if info.uploads == "primary" else {}
     labels = {
         LABEL_ROLE: replica.role,
@@ -141,7 +143,8 @@ def replica_pod(
         },
     }
     with_cache = merged(base, {"spec": cache_pod_spec(job)}) if cached else base
-    pod: Manifest = merged(merged(with_cache, {"spec": extra}), spec.template)
+    with_code = merged(with_cache, {"spec": code_pod_spec(job)}) if job.spec.code else with_cache
+    pod: Manifest = merged(merged(with_code, {"spec": extra}), spec.template)
     nodes = job.spec.run_policy.avoided_nodes(job.status.node_failures)
     return with_avoided_nodes(with_node_tolerations(with_restricted_security(pod)), nodes)
 

@@ -43,6 +43,7 @@ from dtj.status.state import with_state
 from dtj.status.suspension import deactivation, held, is_held, is_suspending, resumed, suspended
 from dtj.status.times import seconds_since, written_time
 from dtj.status.waits import after_the_end, no_pods, retry_begins, start_left, too_late
+from dtj_trainer.contract.failure_class import FailureClass
 
 
 def evaluate(
@@ -217,6 +218,8 @@ def _lost(
         draft.failure = loss.failure
     if application:
         message += skip_checkpoint(draft, loss, expected)
+    if application and loss.failure.failure_class == FailureClass.CODE_UNUSABLE:
+        return Decision(draft.finish(Phase.FAILED, Reason.CODE_UNUSABLE, message))
     if application and is_lasting(draft.job, loss.failure, draft.progress, draft.artifacts):
         return Decision(draft.finish(Phase.FAILED, Reason.MODULE_NOT_FOUND, f"{message}; {REMEDY}"))
     if application and restarts.application >= limit:

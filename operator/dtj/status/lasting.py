@@ -1,4 +1,4 @@
-"""Failures that recur in every attempt: the image lacks a Python module."""
+"""Failures that recur in every attempt: the image lacks a Python module, or the archive of the code is unusable."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _is_from_image_alone(job: AnyJob) -> bool:
         return False
     roles = [*job.spec.replica_specs.with_pods().values()]
     programs = [own_program(role)[0] for role in roles]
-    commands = [command or job.spec.command for command in programs] or [job.spec.command]
+    commands = [command or job.spec.own_command for command in programs] or [job.spec.own_command]
     return all(map(_is_python, commands)) and not any(map(_brings_files, roles))
 
 

@@ -22,7 +22,7 @@ from dtj.api.job import Job, Manifest, read_job
 from dtj.api.names import LABEL_LENGTH, host_name
 from dtj.api.validation import faults
 from dtj.operator_flags import read_flags
-from dtj.plan.horovod import SSHD_CONFIG, ssh_secret
+from dtj.plan.horovod import ssh_secret, sshd_config
 from dtj.plan.job import plan_job
 from dtj_trainer.contract import PodInfo
 from tests.unit.support.jobs import UID, job, manifest
@@ -363,7 +363,7 @@ def test_the_private_key_is_for_the_pods_user_and_group_alone_wherever_it_is_mou
         assert pod["spec"]["securityContext"]["fsGroup"] == pod["spec"]["securityContext"]["runAsGroup"]
     # Of the folder of the key, which others may write, sshd asks nothing; nor of PAM, which only root may use.
     for line in ("StrictModes no\n", "UsePAM no\n"):
-        assert line in SSHD_CONFIG
+        assert line in sshd_config("key")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dtj.plan.horovod import SCRIPTS, SSHD_CONFIG
+from dtj.plan.horovod import SCRIPTS, sshd_config
 from dtj.plan.start import script as script_text
 from dtj_trainer.contract import RANK_EXIT_MARKER, SSH_PORT
 from tests.patience import PATIENCE
@@ -462,12 +462,12 @@ def test_a_job_never_trains_on_less_than_was_asked_for(
 
 
 def test_sshd_takes_no_passwords_and_listens_where_the_contract_says() -> None:
-    assert f"Port {SSH_PORT}\n" in SSHD_CONFIG
-    assert "PasswordAuthentication no\n" in SSHD_CONFIG
-    assert "KbdInteractiveAuthentication no\n" in SSHD_CONFIG
+    assert f"Port {SSH_PORT}\n" in sshd_config("key")
+    assert "PasswordAuthentication no\n" in sshd_config("key")
+    assert "KbdInteractiveAuthentication no\n" in sshd_config("key")
 
 
 def test_sshd_forwards_nothing() -> None:
     """Neither TCP, X11 nor an agent, nor sockets; a tunnel needs a word that is not there."""
-    assert "DisableForwarding yes\n" in SSHD_CONFIG
-    assert "PermitTunnel" not in SSHD_CONFIG
+    assert "DisableForwarding yes\n" in sshd_config("key")
+    assert "PermitTunnel" not in sshd_config("key")

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from dtj.admission.certificates import issue
 from dtj.admission.server import Server
 from dtj.admission.serving import Serving
-from dtj.plan.horovod import SSHD_CONFIG
+from dtj.plan.horovod import sshd_config
 from dtj.reconcile.health import Health
 from dtj.reconcile.metrics_server import serve_metrics
 from dtj_trainer.launch.status_server import StatusServer
@@ -80,4 +80,6 @@ async def test_it_answers_on_both_families(listener: Listener, path: str, host: 
 
 
 def test_sshd_listens_on_both_families_as_it_does_by_itself() -> None:
-    assert not {"AddressFamily", "ListenAddress"} & {line.split(" ")[0] for line in SSHD_CONFIG.splitlines()}
+    assert not {"AddressFamily", "ListenAddress"} & {
+        line.split(" ")[0] for line in sshd_config("key").splitlines()
+    }

@@ -35,6 +35,15 @@ def with_template(**spec: Any) -> Manifest:
     return {**PYTHON, "replicaSpecs": {"worker": {"replicas": 2, "template": {"spec": spec}}}}
 
 
+def test_a_job_whose_code_can_not_be_used_ends_at_once() -> None:
+    life = Life(runPolicy={"backoffLimit": 3})
+    status = lost(life, {**missing(), "class": "CodeUnusable", "message": "another digest"})
+
+    assert status["phase"] == "Failed"
+    assert status["failure"]["class"] == condition(status, "Failed")["reason"] == "CodeUnusable"
+    assert status["restarts"] == {"application": 0, "infrastructure": 0}
+
+
 @pytest.mark.parametrize(
     "spec",
     [

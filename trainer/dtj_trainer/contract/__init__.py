@@ -64,6 +64,10 @@ ENV_TF_CLUSTER = "DTJ_TF_CLUSTER"
 ENV_ARTIFACTS_URI = "DTJ_ARTIFACTS_URI"
 """The job's own prefix, `s3://bucket/prefix/<namespace>/<name>-<short uid>`; unset: no artifacts are kept."""
 ENV_DATA_URI = "DTJ_DATA_URI"
+ENV_CODE_ARCHIVE = "DTJ_CODE_ARCHIVE"
+"""The archive of `spec.code`: a path, or an `s3://` URI; unset: the program is in the image."""
+ENV_CODE_DIGEST = "DTJ_CODE_DIGEST"
+"""`sha256:` and the SHA-256 of this archive in hex digits."""
 ENV_DATA_CACHE = "DTJ_DATA_CACHE"
 """The folder of the job's `spec.data.cache`, in pods that read data; unset: the job has none."""
 ENV_DATA_CACHE_BYTES = "DTJ_DATA_CACHE_BYTES"
@@ -187,6 +191,10 @@ CONFIG_DIR = PurePosixPath("/etc/dtj")
 """The mounted ConfigMap of the job: hostfile, sshd_config, ssh_config, start.sh, strategy.sh, rank.sh, job.yaml."""
 SSH_DIR = PurePosixPath("/etc/dtj-ssh")
 """The job's key pair: ssh_key, authorized_keys, known_hosts."""
+CODE_DIR = PurePosixPath("/etc/dtj-code")
+"""The mounted ConfigMap of `spec.code`."""
+CODE_FILE = "code.tar.gz"
+"""The archive in CODE_DIR, and its key in the ConfigMap."""
 TERMINATION_LOG = PurePosixPath("/dev/termination-log")
 TERMINATION_MESSAGE_BYTES = 4096
 """The longest termination message that the kubelet keeps."""
@@ -226,6 +234,8 @@ def checkpoints() -> PurePosixPath:
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 MODEL = "model"
+CODE = "code"
+"""The unpacked archive of `spec.code`, which is the working directory of the programs. Never uploaded."""
 DATA = "data"
 DATA_CACHE = "data-cache"
 """Blocks of data sets, and files of restored checkpoints, on the volume of `spec.data.cache`. Never uploaded."""

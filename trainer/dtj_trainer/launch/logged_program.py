@@ -41,7 +41,9 @@ class LoggedProgram(Program):
             self.last_lines.add(lines)
 
         environment = {**settings.environment, **(variables or {})}
-        super().__init__(command, environment, on_lines, kept=settings.kept_whole)
+        super().__init__(
+            command, environment, on_lines, kept=settings.kept_whole, folder=settings.code_folder
+        )
 
     def stop_soon(self, number: int, kill_after: float | None = None) -> None:
         """Ask the program by a signal to stop; kill it after `kill_after` seconds."""

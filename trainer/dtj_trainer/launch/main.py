@@ -28,7 +28,8 @@ Runs one process of a distributed training job, by its kind:
   worker     restores artifacts, serves ssh, uploads artifacts while ranks run
   launcher   waits for the workers and runs COMMAND on them by mpirun or gloo
   rank       runs COMMAND as one rank in a worker's pod
-  command    runs COMMAND as it is: a container's own command, where the workspace is not at /dtj (dtj run)
+  command    runs COMMAND as it is: a container's own command, where the workspace is not at /dtj (dtj run), or in
+             the folder of the job's code
 
 dtj-launch reads its settings from the environment (DTJ_…, AWS_…); docs/contract.md describes the variables.
 """
@@ -68,6 +69,8 @@ def _ranks(settings: Settings, command: Sequence[str]) -> int:
 
 def _command(settings: Settings, command: Sequence[str]) -> int:
     try:
+        if settings.code_folder is not None:
+            os.chdir(settings.code_folder)
         os.execvpe(command[0], [*command], settings.environment)  # noqa: S606 - the purpose
     except OSError as error:
         sys.stderr.write(f"dtj-launch: {command[0]}: {error.strerror}\n")
@@ -85,6 +88,8 @@ KINDS: dict[str, Kind] = {
 NEEDS_NO_COMMAND = {"worker"}
 RUN_PROGRAMS = {"rank", "ranks", "replica", "command"}
 ADOPT_ORPHANS = {"rank", "ranks", "replica"}
+BRING_CODE = {"worker", "ranks", "replica", "command"}
+"""Kinds that unpack the job's code: a rank uses what the worker of its pod unpacked."""
 KEEP_CHECKPOINTS = {"worker", "ranks", "replica"}
 WITHOUT_MESSAGE = {"rank", "command"}
 """Kinds whose termination message another process of the pod writes."""
@@ -110,17 +115,12 @@ def run(arguments: Sequence[str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"dtj-launch: {error}\n")
         return contract.EXIT_CONFIG
-    if settings.checkpoints_dir and not settings.own_root and name in KEEP_CHECKPOINTS:
-        try:
-            settings.checkpoints_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            where = f"{contract.ENV_CHECKPOINTS_DIR}={settings.checkpoints_dir}"
-            sys.stderr.write(f"dtj-launch: {where}: can't make the folder: {error.strerror}\n")
-            return contract.EXIT_CONFIG
     _log_to_stderr(f"[rank {settings.rank}] " if name == "rank" and settings.rank is not None else "")
     for number in (signal.SIGTERM, signal.SIGINT):
         # Process 1 of a container ignores signals without a handler. Each kind installs its own handlers later.
         signal.signal(number, _leave if name in WITHOUT_MESSAGE else _leave_with_message(settings))
+    if failed := _prepare_folders(name, settings):
+        return failed
     try:
         environment = dict(settings.environment)
         if environment.get(contract.ENV_CHECKPOINTS_DIR):
@@ -128,6 +128,7 @@ def run(arguments: Sequence[str]) -> int:
         if name in RUN_PROGRAMS and settings.own_root:
             kept = settings.checkpoints_dir if settings.artifacts_uri else None
             command, environment = own_root.enter(settings.root, command, environment, kept)
+        environment = _with_code(environment, settings)
         settings = replace(settings, environment=environment)
         os.environ.update(
             environment
@@ -144,6 +145,43 @@ def run(arguments: Sequence[str]) -> int:
         report = _termination(settings, FailureClass.APPLICATION_ERROR, message, EXIT_SOFTWARE)
         write_termination(settings.termination_log, report)
         return EXIT_SOFTWARE
+
+
+def _prepare_folders(name: str, settings: Settings) -> int:
+    """Make the folders of code and checkpoints that a kind needs; return the exit code of a failure, or 0."""
+    # The folder of checkpoints may lie in the folder of the code.
+    if name in BRING_CODE and settings.code is not None and (code := _bring_code(settings)):
+        return code
+    if settings.checkpoints_dir and not settings.own_root and name in KEEP_CHECKPOINTS:
+        try:
+            settings.checkpoints_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            where = f"{contract.ENV_CHECKPOINTS_DIR}={settings.checkpoints_dir}"
+            sys.stderr.write(f"dtj-launch: {where}: can't make the folder: {error.strerror}\n")
+            return contract.EXIT_CONFIG
+    return 0
+
+
+def _with_code(environment: dict[str, str], settings: Settings) -> dict[str, str]:
+    """Make the folder of the code the first entry of PYTHONPATH."""
+    if (folder := settings.code_folder) is None:
+        return environment
+    own = environment.get("PYTHONPATH")
+    return {**environment, "PYTHONPATH": f"{folder}{os.pathsep}{own}" if own else str(folder)}
+
+
+def _bring_code(settings: Settings) -> int:
+    """Unpack the job's code; return the exit code of a failure, or 0."""
+    from dtj_trainer.launch.code import CodeUnavailable, bring_code
+
+    try:
+        bring_code(settings)
+    except CodeUnavailable as error:
+        log.error("%s", error)
+        report = _termination(settings, error.cause, str(error), contract.EXIT_UNAVAILABLE)
+        write_termination(settings.termination_log, report)
+        return contract.EXIT_UNAVAILABLE
+    return 0
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

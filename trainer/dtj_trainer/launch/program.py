@@ -90,11 +90,13 @@ class Program:
         *,
         stop_whole_group: bool = True,
         kept: Iterable[Path] = (),
+        folder: Path | None = None,
     ) -> None:
         """`stop_whole_group`: `stop` signals all processes of the program, not only the first one. `kept`: folders
-        whose files are of use only when they are complete.
+        whose files are of use only when they are complete. `folder`: the working directory, if not this one.
         """
         self._kept = tuple(kept)
+        self._folder = folder
         self._command = list(command)
         self._environment = {"PYTHONUNBUFFERED": "1", **environment}
         self._on_lines = on_lines
@@ -140,6 +142,7 @@ class Program:
             self._process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
                 self._command,
                 env=self._environment,
+                cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

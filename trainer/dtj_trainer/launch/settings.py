@@ -81,6 +81,8 @@ class Settings:
     """The pods that restore with this one, if there are any."""
     history: contract.History | None = None
     """What the operator tells the pod for the job's history; None: the pod writes no history."""
+    code: tuple[str, str] | None = None
+    """Path or `s3://` URI of the archive of `spec.code`, and its digest; None: the program is in the image."""
     checkpoints_dir: Path | None = None
     """The absolute path by which the program has its checkpoints; None: CHECKPOINTS in the workspace."""
     read_output: contract.ReadOutput = "true"
@@ -92,6 +94,17 @@ class Settings:
     def own_root(self) -> bool:
         """Whether the program finds the workspace at ROOT only in a mount namespace of its own: see `own_root`."""
         return self.root != Path(contract.ROOT)
+
+    @property
+    def code_folder(self) -> Path | None:
+        """The folder of the unpacked archive, by the path that the program uses: its working directory. None: the
+        program has the working directory of the image.
+        """
+        if self.code is None:
+            return None
+        own, here = Path(contract.ROOT), self.root
+        # Where programs can't have a mount namespace, the workspace is not at ROOT for them either.
+        return (own if own.exists() and own.samefile(here) else here) / contract.CODE
 
     @property
     def kept_whole(self) -> tuple[Path, ...]:
@@ -158,10 +171,18 @@ def _read_checkpoints_dir(environment: Mapping[str, str]) -> Path | None:
     text = environment.get(contract.ENV_CHECKPOINTS_DIR, "").strip()
     if not text:
         return None
-    path, root = Path(os.path.realpath(text)), Path(contract.ROOT)
+    root = Path(contract.ROOT)
+    working_directory = root / contract.CODE if _read_code(environment) else Path.cwd()
+    path = Path(os.path.realpath(working_directory / text))
     if path == root / contract.CHECKPOINTS:
         return None
-    for other in (Path.cwd(), Path(sys.prefix), root, Path(contract.CONFIG_DIR), Path(contract.SSH_DIR)):
+    for other in (
+        working_directory,
+        Path(sys.prefix),
+        root,
+        Path(contract.CONFIG_DIR),
+        Path(contract.SSH_DIR),
+    ):
         if other.is_relative_to(path):
             raise SettingsError(
                 f"{contract.ENV_CHECKPOINTS_DIR} must be a folder for checkpoints alone, and {path} contains {other}"
@@ -171,6 +192,11 @@ def _read_checkpoints_dir(environment: Mapping[str, str]) -> Path | None:
             f"{contract.ENV_CHECKPOINTS_DIR} must not be {path}, because dtj itself uses this folder"
         )
     return path
+
+
+def _read_code(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    archive = environment.get(contract.ENV_CODE_ARCHIVE)
+    return (archive, environment.get(contract.ENV_CODE_DIGEST, "")) if archive else None
 
 
 def _read_start_barrier(environment: Mapping[str, str]) -> tuple[str, int] | None:
@@ -263,6 +289,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         ranks_by=cast(RanksBy | None, ranks_by),
         peers=peers,
         history=_read_history(environment),
+        code=_read_code(environment),
         checkpoints_dir=_read_checkpoints_dir(environment),
         read_output=cast(contract.ReadOutput, read_output),
         environment=dict(environment),

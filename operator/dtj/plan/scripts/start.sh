@@ -46,4 +46,11 @@ if command -v dtj-launch > /dev/null 2>&1; then
     exec dtj-launch "$launch" -- "$@"
 fi
 
+if [ -n "${DTJ_CODE_ARCHIVE:-}" ]; then
+    fault="the image has no dtj_trainer, which unpacks spec.code: use an image of dtj, add dtj_trainer to the image, \
+or put the program into the image"
+    echo "dtj: $fault" >&2
+    printf '{"class": "CodeUnusable", "message": "%s", "exitCode": 78}' "$fault" > /dev/termination-log
+    exit 78
+fi
 without_dtj_launch "$@"

@@ -1,0 +1,56 @@
+"""`spec.code` of a DistributedTrainingJob: the program as an archive, in place of a program in the image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from dtj.api.base import OBJECT_NAME, ApiModel
+from dtj.api.shown import shown
+from dtj_trainer import contract
+from dtj_trainer.contract.code_archive import DIGEST
+
+if TYPE_CHECKING:
+    from dtj.api.job import Job
+
+CODE_URI = rf"^s3://{contract.S3_BUCKET}/[^\s?#]+$"
+
+
+class Code(ApiModel):
+    """The program: an archive (tar.gz) that each pod unpacks to /dtj/code, which becomes the working directory and
+    the first entry of PYTHONPATH. The image needs dtj_trainer.
+    """
+
+    config_map: Annotated[str, Field(pattern=OBJECT_NAME, max_length=253)] | None = None
+    """ConfigMap of the job's namespace with the archive in binaryData, under the key code.tar.gz: 512 KiB at most."""
+    uri: Annotated[str, Field(pattern=CODE_URI, max_length=1024)] | None = None
+    """s3://bucket/key of the archive, in the store of artifacts.endpoint: 256 MiB at most, 1 GiB unpacked."""
+    digest: Annotated[str, Field(pattern=DIGEST, max_length=71)]
+    """`sha256:` and the SHA-256 of the archive in hex digits. A pod refuses an archive with another one."""
+    entrypoint: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """The script in the archive that runs as `python <entrypoint>` with args. With command: not used."""
+
+
+def code_faults(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield the field and the message of each fault of a job's `spec.code`."""
+    code = job.spec.code
+    if code is None:
+        return
+    if (code.config_map is None) == (code.uri is None):
+        got = "both" if code.uri else "neither"
+        yield "spec.code", f"give one of configMap and uri, got {got}"
+    if code.entrypoint is not None:
+        parts = code.entrypoint.split("/")
+        if code.entrypoint.startswith(("/", "-")) or ".." in parts or "\0" in code.entrypoint:
+            yield (
+                "spec.code.entrypoint",
+                f"{shown(code.entrypoint)} is not the path of a script in the archive, e.g. train.py",
+            )
+
+
+def code_notes(job: Job) -> Iterator[str]:
+    """Yield what a job without faults needs of its cluster for `spec.code`."""
+    if job.spec.code is not None:
+        yield f"spec.code: the image {job.spec.image} needs dtj_trainer, which dtj's own images have"
