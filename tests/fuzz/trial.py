@@ -31,7 +31,8 @@ from tests.unit.support.structural import schema_faults
 from tests.unit.support.world import KEY
 
 PASSES = 24
-_LARGE, _PASSES_OF_LARGE = 100, 10
+_LARGE, _LARGE_BYTES, _PASSES_OF_LARGE = 100, 1_000_000, 10
+"""The double of the API server keeps all pods: a job that had so many, or so large ones, gets fewer passes."""
 _NODES = 50
 """Places for pods: of those of a large job most wait, which is enough to see that nothing breaks."""
 _PODS = 1_000
@@ -133,10 +134,11 @@ def _reconcile(seen: Seen, job: Manifest, chance: random.Random, passes: int) ->
         return
     world.kubelet.places = _NODES
     weather = Weather(chance, world, _PODS)
-    in_the_api_server = _timed(world.cluster)
+    in_the_api_server, size = _timed(world.cluster), len(json.dumps(job))
     with asyncio.Runner() as runner:
         for passed in range(passes):
-            if passed >= _PASSES_OF_LARGE and len(world.cluster.created_pods) > _LARGE:
+            pods = len(world.cluster.created_pods)
+            if passed >= _PASSES_OF_LARGE and (pods > _LARGE or pods * size > _LARGE_BYTES):
                 break
             weather.passes(passed)
             world.view.deliver()

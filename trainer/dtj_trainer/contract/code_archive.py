@@ -175,7 +175,8 @@ def _headers(stream: BinaryIO) -> Iterator[tarfile.TarInfo]:
             _check_end(stream)
             return
         try:
-            info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+            # After a long name, the header has the first 100 bytes of the name, which may end inside a character.
+            info = tarfile.TarInfo.frombuf(block, "utf-8", "strict" if long_name is None else "replace")
         except UnicodeDecodeError:
             raise CodeError("the name of an entry is not UTF-8") from None
         except tarfile.HeaderError as error:
