@@ -128,11 +128,13 @@ def test_the_next_pass_goes_on_where_the_last_one_failed(folder, store, throttle
     throttled.refuses = lambda number, tries: tries > 3 and number == 3  # of b
     with pytest.raises(s3.S3Error, match="SlowDown"):
         sync.upload_pass(ended=True, died_ns=None)
-    assert throttled.parts == 3 + 3 + TRIES
+    # On a busy machine, the part may fail for good before the other three of b are begun.
+    arrived = throttled.parts - 3 - TRIES
+    assert arrived in range(4)
     throttled.refuses = lambda number, tries: False
     throttled.parts = 0
     assert sync.upload_pass(ended=True, died_ns=None)
-    assert throttled.parts == 1, "what had arrived is not sent again"
+    assert throttled.parts == 4 - arrived, "what had arrived is not sent again"
     for name in "ab":
         back = folder.parent / name
         sha256 = store.get_with_sha256(f"c/1/{name}", back)

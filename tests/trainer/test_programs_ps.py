@@ -125,6 +125,9 @@ class Job:
         lines = (self.root(name) / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
+    def train_lines(self) -> list[dict[str, Any]]:
+        return [line for line in self.metrics() if line["kind"] == "train"]
+
     def variables(self, step: int) -> np.ndarray:
         with np.load(self.root("chief-0") / f"checkpoints/{step}/variables.npz") as held:
             found: np.ndarray = held["trainable"]
@@ -239,7 +242,7 @@ def test_synchronous_is_one_process_on_the_whole_batch_whoever_dies(
         difference = np.abs(job.variables(step) - apart[step]).max()
         print(f"after {step} steps the weights differ by {difference:.1e}")
         assert difference <= 1e-5
-    lines = [line for line in job.metrics() if line["kind"] == "train"]
+    lines = job.train_lines()
     assert lines[0]["step"] == 1
     assert {worker for line in lines for worker in line["workers"]} == {"0", "1"}
     (end,) = [line for line in job.metrics() if line["kind"] == "end"]
@@ -278,13 +281,13 @@ def test_asynchronous_goes_on_after_each_loss_and_counts_exactly(make_job: Calla
     # A worker: the others go on, and it takes part again when it is back.
     job.reaches(50)
     job.kill("worker-1")
-    lost_at = len(job.metrics())
+    lost_at = len(job.train_lines())
     until(
-        lambda: "1" not in job.metrics()[-1]["workers"] and len(job.metrics()) > lost_at + 1,
+        lambda: "1" not in job.train_lines()[-1]["workers"] and len(job.train_lines()) > lost_at + 1,
         f"the chief goes on with one worker:\n{job.log('chief-0')}",
     )
     job.start("worker-1")
-    until(lambda: "1" in job.metrics()[-1]["workers"], f"worker 1 is back:\n{job.log('chief-0')}", 60)
+    until(lambda: "1" in job.train_lines()[-1]["workers"], f"worker 1 is back:\n{job.log('chief-0')}", 60)
 
     # The chief, alone: it takes over servers that have been used by another.
     job.kill("chief-0")
@@ -320,7 +323,7 @@ def test_asynchronous_goes_on_after_each_loss_and_counts_exactly(make_job: Calla
     assert end["steps"] == limit == job.saved_steps()[-1]
     reported = progress.read(job.root("chief-0") / contract.PROGRESS_FILE)
     assert reported.get("appliedTwice", 0) == end["appliedTwice"]
-    steps = [line["step"] for line in job.metrics() if line["kind"] == "train"]
+    steps = [line["step"] for line in job.train_lines()]
     assert all(step > 1 for step in steps[1:]), "the global step began anew"
 
     tests = job.metrics("evaluator-0")

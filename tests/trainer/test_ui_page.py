@@ -182,7 +182,7 @@ def test_a_late_answer_to_an_earlier_text_does_not_count(browser: Browser, ui: U
 
 def test_columns_filter_and_order(browser: Browser, ui: Ui) -> None:
     with visiting(browser, ui.address) as visit:
-        names = visit.page.locator("tbody th")
+        names = visit.page.locator("tbody th a")
         names.first.wait_for()
         visit.page.get_by_text("Columns", exact=True).click()
         visit.page.get_by_role("checkbox", name="--note").check()

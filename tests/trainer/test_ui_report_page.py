@@ -106,8 +106,8 @@ def test_options_of_past_jobs_are_columns(browser: Browser, ui: Ui) -> None:
         page.get_by_role("checkbox", name="--api-key").check()
         page.get_by_role("checkbox", name="--lr").check()
         lines = page.get_by_role("region", name="Jobs").locator("tbody tr")
-        rows = {row.locator("th").inner_text(): row.inner_text() for row in lines.all()}
+        rows = {row.locator("th a").inner_text(): row.inner_text() for row in lines.all()}
         assert re.search(r"\(hidden\)\s+0\.5$|0\.5\s+\(hidden\)$", rows["gone"])
         assert rows["running"].rstrip().endswith("0.1")
         page.get_by_role("button", name="--lr").click()
-        assert lines.last.locator("th").inner_text() in ("gone", "lost", "twice")
+        assert lines.last.locator("th a").inner_text() in ("gone", "lost", "twice")

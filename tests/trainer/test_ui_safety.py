@@ -278,7 +278,7 @@ def test_hostile_names_are_text(ui: Ui, files: Store) -> None:
     with chromium() as browser, visiting(browser, ui.address) as visit:
         page = visit.page
         page.get_by_text("Columns", exact=True).click()
-        page.get_by_label("--<img src").check()
+        page.get_by_role("checkbox", name="--<img src").check()
         page.get_by_role("link", name="files", exact=True).click()
         page.locator(".sentence").wait_for()
         page.get_by_role("heading", name="<img").wait_for()
