@@ -130,7 +130,7 @@ def test_which_was_the_fastest_and_what_differs(browser: Browser, address: str, 
         rows = visit.page.get_by_role("region", name="Compared jobs").locator("tbody tr")
         rows.filter(has_text=re.compile(r"\d+s\s*$")).nth(1).wait_for()
         cells = [row.locator("th, td").all_inner_texts() for row in rows.all()]
-        assert [row[0] for row in cells] == [f"{namespace}/fast", f"{namespace}/slow"]
+        assert [row[0].strip() for row in cells] == [f"{namespace}/fast", f"{namespace}/slow"]
         assert all(re.fullmatch(r"(\d+m)?\d+s", row[-1]) for row in cells), cells
         differing = visit.page.get_by_role("region", name="What differs").locator("tbody tr")
         differing.nth(1).wait_for()
