@@ -28,7 +28,9 @@ def test_each_rank_runs_the_archive_of_a_config_map(namespace: Namespace, tmp_pa
         packed = code_folder.pack(code_folder.select(folder), file)
     namespace.kubectl("create", "configmap", "my-training", f"--from-file={archive}")
     code = {"configMap": "my-training", "digest": packed.digest, "entrypoint": "train.py"}
-    job = namespace.apply(example("brings-code", command=[], args=[], code=code))
+    manifest = example("brings-code")
+    manifest["spec"] |= {"command": [], "args": [], "code": code}
+    job = namespace.apply(manifest)
     job.wait()
     for rank in range(2):
         log = job.artifacts().read(f"logs/attempt-1/rank-{rank}.log").decode()

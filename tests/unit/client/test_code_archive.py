@@ -122,7 +122,7 @@ def tar_of(*entries: tarfile.TarInfo, content: bytes = b"", after: bytes = bytes
         entry.size = len(content) if entry.isreg() else 0
         blocks += entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
         blocks += content + bytes(-len(content) % 512) if entry.isreg() else b""
-    return gzip.compress(blocks + after)
+    return gzip.compress(blocks + after, mtime=0)
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
