@@ -30,6 +30,7 @@ from dtj_trainer.torch.models.batch_norm import BatchNorm1d, accept_single_value
 from dtj_trainer.torch.models.outputs import logits_and_loss
 from dtj_trainer.torch.ranks import TensorRanks
 from dtj_trainer.torch.stages import pieces_of
+from dtj_trainer.train import smallest
 from dtj_trainer.train.options import parse
 
 SHAPE = (1, 8, 8)
@@ -170,7 +171,7 @@ def test_the_trial_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     # Threads of other tests draw from the global generator, for the pauses between their requests.
     chance = random.Random()
     monkeypatch.setattr(own_networks, "random", chance)
-    monkeypatch.setattr(trial, "random", chance)
+    monkeypatch.setattr(smallest, "random", chance)
 
     def after(tried: list[set[int]]) -> tuple[dict[str, Any], list[Any]]:
         chance.seed(1)

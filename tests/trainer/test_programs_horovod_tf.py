@@ -60,6 +60,17 @@ class LargeState(Run):
     environment: ClassVar[dict[str, str]] = {**QUIET, "LARGE_STATE": "keras:200"}
 
 
+def done_by(code: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """The end of a program, which is one process without mpirun."""
+    return subprocess.run(
+        [warm.python(Run.framework), "-c", code, *words],
+        env={**os.environ, **QUIET},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """In the last step of an epoch two ranks have not equally many: 333 = 10 * 32 + 7 + 6."""
@@ -107,13 +118,8 @@ test = load_pictures(sys.argv[1]).test
 logits = keras.models.load_model(sys.argv[2]).predict(test.pixels.transpose(0, 2, 3, 1), verbose=0)
 print((logits.argmax(1) == test.labels).mean())
 """
-    done = subprocess.run(
-        [warm.python(Run.framework), "-c", program, small, together.root / "model/model.keras"],
-        env={**os.environ, **QUIET},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = done_by(program, small, together.root / "model/model.keras")
+    assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1]) == pytest.approx(description["accuracy"], abs=1e-6)
 
 
@@ -177,13 +183,7 @@ class SGD(Keras2): ...
 said.append(type(horovod.tensorflow.keras.DistributedOptimizer(SGD())).__name__)
 print(json.dumps(said))
 """
-    done = subprocess.run(
-        [warm.python(Run.framework), "-c", program],
-        env={**os.environ, **QUIET},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = done_by(program)
     assert done.returncode == 0, done.stderr
     *refusals, wrapped = json.loads(done.stdout.splitlines()[-1])
     assert len(refusals) == 5
@@ -224,13 +224,7 @@ for name, wanted in (("regularized", of_weight), ("active", of_outputs), ("added
 
 
 def test_a_networks_own_losses_count_once_a_step() -> None:
-    done = subprocess.run(
-        [warm.python(Run.framework), "-c", OWN_LOSSES],
-        env={**os.environ, **QUIET},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = done_by(OWN_LOSSES)
     assert done.stdout.split() == ["regularized", "active", "added"], done.stderr
 
 
@@ -273,13 +267,7 @@ except SystemExit as error:
 
 
 def test_a_network_is_tried_before_the_training_and_stays_as_it_is() -> None:
-    done = subprocess.run(
-        [warm.python(Run.framework), "-c", TRIAL],
-        env={**os.environ, **QUIET},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = done_by(TRIAL)
     assert done.returncode == 0, done.stderr
     assert "the network can't make a pass of 1 pictures, the least of this training: " in done.stdout
     assert "choose --batch-size so that the last step has more" in done.stdout
@@ -295,13 +283,8 @@ def test_an_example_without_weight_enters_no_statistics() -> None:
         model=NORMED.partition("=")[2],
         device="",
     )
-    done = subprocess.run(
-        [warm.python(Run.framework), "-c", code],
-        env={**os.environ, **QUIET},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = done_by(code)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["4", "True", "0", "False", "4.0"]
 
 

@@ -267,7 +267,7 @@ def _content(path: Path) -> Mapping[str, object]:
 
 
 def read_with_values(path: Path) -> tuple[contract.Progress, dict[str, float]]:
-    """Read the progress file at `path`, and in it a program's own numbers; empty without a readable file."""
+    """Return the progress in the file at `path`, and the program's own numbers; empty without a readable file."""
     content = _content(path)
     found = content.get(VALUES)
     if not isinstance(found, dict):

@@ -21,7 +21,10 @@ _ACCELERATORS = re.compile(
 
 
 def is_accelerator(resource: str, named: str | None = None) -> bool:
-    """Return whether a resource of containers is an accelerator. named: `spec.accelerator.resourceName`."""
+    """Return whether a resource is an accelerator.
+
+    resource: its name in the limits of a container. named: `spec.accelerator.resourceName`.
+    """
     return resource == named or _ACCELERATORS.fullmatch(resource) is not None
 
 

@@ -72,12 +72,9 @@ def custom_resource_definition() -> Manifest:
                     "storage": True,
                     "subresources": {"status": {}},
                     "additionalPrinterColumns": [
-                        {"name": name, "type": kind, "jsonPath": path, "description": text}
-                        for name, kind, path, text in _COLUMNS
-                    ]
-                    + [
-                        {"name": name, "type": kind, "jsonPath": path, "description": text, "priority": 1}
-                        for name, kind, path, text in _WIDE_COLUMNS
+                        {"name": name, "type": kind, "jsonPath": path, "description": text, **priority}
+                        for columns, priority in ((_COLUMNS, {}), (_WIDE_COLUMNS, {"priority": 1}))
+                        for name, kind, path, text in columns
                     ],
                     "schema": {"openAPIV3Schema": _root()},
                 }

@@ -103,8 +103,9 @@ def state_of_status(status: JobStatus) -> Text | None:
     state, phase = shown_state(status)[0], status.phase
     if state is None:
         return None
-    trouble = phase is None or (state != phase and phase is not Phase.FAILED)
-    return Text(state, "yellow" if trouble or phase is None else PHASE_STYLES[phase])
+    if phase is None or (state != phase and phase is not Phase.FAILED):
+        return Text(state, "yellow")
+    return Text(state, PHASE_STYLES[phase])
 
 
 def age(job: DistributedTrainingJob, now: datetime) -> str:

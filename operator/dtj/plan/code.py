@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dtj.api.job import Job, Manifest
-from dtj.api.pod_template import CODE_VOLUME, TRAINER_CONTAINER
+from dtj.api.pod_template import CODE_VOLUME, TRAINER_CONTAINER, own_program
+from dtj.api.spec import ReplicaSpec
 from dtj_trainer import contract
 
 IN_CODE = ("dtj-launch", "command", "--")
@@ -31,7 +32,7 @@ def code_pod_spec(job: Job) -> Manifest:
     }
 
 
-def run_in_code(job: Job, container: Manifest) -> None:
-    """Make a container's own command run in the folder of the code."""
-    if job.spec.code is not None:
+def run_in_code(job: Job, replica: ReplicaSpec, container: Manifest) -> None:
+    """Make a container run in the folder of the code, if the container has a command of its own."""
+    if job.spec.code is not None and own_program(replica)[0]:
         container["command"] = [*IN_CODE, *container["command"]]

@@ -148,8 +148,7 @@ def horovod_plan(job: Job) -> Plan:
         # The launcher decides the job, and so it records a success.
         env = launcher_env | history_environment(job)
         manifest = replica_pod(job, replica, launcher, info, command=command, env=env, extra=launcher_extra)
-        if own_program(launcher)[0]:
-            run_in_code(job, trainer_container(manifest))
+        run_in_code(job, launcher, trainer_container(manifest))
         return manifest
 
     return Plan(

@@ -134,8 +134,7 @@ def _launcher(job: Job) -> Manifest:
     # Kueue creates the MPIJob suspended. mpi-operator then starts the launcher together with the workers.
     env = _mpi_environment(job) | LAUNCHER_WAITS
     template = _template(job, LAUNCHER, replica, [*_START, *program], env, {"name": TRAINER_CONTAINER})
-    if own_program(replica)[0]:
-        run_in_code(job, trainer_container(template))
+    run_in_code(job, replica, trainer_container(template))
     return template
 
 

@@ -147,6 +147,7 @@ def _service(manifest: Mapping[str, Any]) -> Owned:
 
 
 def _config(manifest: Mapping[str, Any]) -> Owned:
-    # Anybody may make a ConfigMap of a megabyte with the two labels: a digest is kept.
-    metadata, data = manifest["metadata"], manifest.get("data") or {}
-    return Owned(metadata["name"], controller_uid(manifest), data_digest(data), metadata["uid"])
+    # Anybody may make a ConfigMap of a megabyte with the two labels: keep a digest, and hash those of jobs alone.
+    metadata, owner = manifest["metadata"], controller_uid(manifest)
+    digest = data_digest(manifest.get("data") or {}) if owner else ""
+    return Owned(metadata["name"], owner, digest, metadata["uid"])

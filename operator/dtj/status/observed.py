@@ -116,9 +116,9 @@ class Observed:
     program_ended: bool = False
     """Whether the pod of rank 0 reported the end of the training. Only export and uploads may then be left."""
     utilisation: Utilisation | None = None
+    """What the pod of rank 0 uses."""
     pod_checkpoint: PodCheckpointStatus | None = None
     """The newest checkpoint of the reporting pod, if the bucket does not have it."""
-    """What the pod of rank 0 uses."""
     mpijob: MpiJob | None = None
     """The MPIJob to which the job is delegated."""
 

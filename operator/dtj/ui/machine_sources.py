@@ -1,4 +1,4 @@
-"""The jobs of `dtj run` on this machine as sources of the page."""
+"""The sources of the page for the jobs of `dtj run` on this machine."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class MachineSources:
 
     @contextmanager
     def _histories(self) -> Iterator[list[History]]:
-        """Yield the history of each `artifacts.uri` that a run has in the embedded store."""
+        """Yield the histories in the embedded store: one for each `artifacts.uri` of the runs."""
         uris = {uri for run in Runs(self._home).list() if (uri := _embedded_uri(run))}
         if not uris:
             yield []

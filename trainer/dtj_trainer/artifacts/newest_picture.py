@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dtj_trainer.artifacts.file_fetch import Near
 from dtj_trainer.artifacts.look import SECOND
 from dtj_trainer.artifacts.manifest import Manifest, StoredFile, sha256_of
-from dtj_trainer.artifacts.put_back import make_exactly
+from dtj_trainer.artifacts.put_back import leave_only, put_back
 from dtj_trainer.artifacts.snapshot import folders_and_links
 from dtj_trainer.clock import text_of
 
@@ -145,7 +145,7 @@ class NewestPicture:
         store: Store | None = None,
         near: Near | None = None,
     ) -> str | None:
-        """Make the folder exactly what a picture was; return a description of the first fault, or None.
+        """Restore the folder to exactly the content of a picture; return a description of the first fault, or None.
 
         nodes: the content of the folder now; nothing may write there. store: the checkpoints' prefix; without it,
         all comes from the folder itself. Raises S3Error and OSError.
@@ -153,7 +153,10 @@ class NewestPicture:
         sources = {path: source for path, source in sources_of(found.picture, nodes).items() if source}
         manifest = found.manifest or self._manifest(found, folder, sources)
         present = {file.path: file for file in manifest.files if sources.get(file.path) == file.path}
-        return make_exactly(store, manifest, folder, near or Near(), present=present, sources=sources)
+        fault = put_back(store, manifest, folder, near or Near(), present=present, sources=sources)
+        if fault is None:
+            leave_only(folder, manifest)
+        return fault
 
     def _manifest(self, found: Complete, folder: Path, sources: Mapping[str, str]) -> Manifest:
         """Describe a picture that the bucket does not have: files without a key are in the folder alone."""

@@ -31,31 +31,6 @@ _IN_ORDER = 64
 _ARRIVING, _REMOVED = ".restore-", ".removed-"
 
 
-def make_exactly(
-    store: Store | None,
-    manifest: Manifest,
-    folder: Path,
-    near: Near = NOWHERE,
-    *,
-    whole: bool = True,
-    present: Mapping[str, StoredFile] | None = None,
-    sources: Mapping[str, str] | None = None,
-) -> str | None:
-    """Put back a snapshot as `put_back` does, and remove what it does not have; return the first fault, or None."""
-    fault = put_back(store, manifest, folder, near, whole=whole, present=present, sources=sources)
-    if fault is None:
-        remove_others(folder, manifest.paths)
-        for node in manifest.folders:  # A removal changes the time of the folder.
-            path = folder / node.path
-            if (
-                node.mtime_ns != UNKNOWN_TIME
-                and _is_folder(path)
-                and path.stat().st_mtime_ns != node.mtime_ns
-            ):
-                _set_time(path, node.mtime_ns)
-    return fault
-
-
 def put_back(
     store: Store | None,
     manifest: Manifest,
@@ -71,7 +46,7 @@ def put_back(
     store: the checkpoints' prefix; None: all files are in the folder. `whole`: without it, files that the program
     reads on demand (see `on_demand`) stay in the bucket, and those for which there is no `near.room`. `present`:
     files that are known to be in place, by path; what is unchanged of them stays. `sources`: where the folder has
-    files of the snapshot, by their paths in it. Call `remove_others` to remove what the snapshot does not have.
+    files of the snapshot, by their paths in it. Call `leave_only` to remove what the snapshot does not have.
 
     Files that an interrupted call already fetched are not fetched again. A program that reads `folder` meanwhile sees
     complete files only. Files and folders appear in the order of their times, the oldest first, and the change times
@@ -234,6 +209,16 @@ def remove_others(folder: Path, wanted: Set[str]) -> None:
                 remove(folder / node.path)
             except OSError as error:  # For example a mounted volume.
                 log.warning("checkpoints/%s is not part of the checkpoint, and stays: %s", node.path, error)
+
+
+def leave_only(folder: Path, manifest: Manifest) -> None:
+    """Remove what is not of a snapshot that `put_back` has put back. The folders keep the snapshot's times."""
+    remove_others(folder, manifest.paths)
+    for node in manifest.folders:  # A removal changes the time of the folder.
+        path = folder / node.path
+        known = node.mtime_ns != UNKNOWN_TIME and _is_folder(path)
+        if known and path.stat().st_mtime_ns != node.mtime_ns:
+            _set_time(path, node.mtime_ns)
 
 
 def remove(path: Path) -> None:

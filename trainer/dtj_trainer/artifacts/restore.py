@@ -13,7 +13,7 @@ from dtj_trainer.artifacts.checkpoint_index import (
     read_manifest,
 )
 from dtj_trainer.artifacts.manifest import VERSION, Manifest, ManifestError, NewerManifest
-from dtj_trainer.artifacts.put_back import NOWHERE, make_exactly
+from dtj_trainer.artifacts.put_back import NOWHERE, leave_only, put_back
 from dtj_trainer.artifacts.retention import ANCHOR_SECONDS
 from dtj_trainer.artifacts.s3 import DamagedObject, NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
@@ -158,8 +158,9 @@ def _restore_exactly(
 
 
 def _put(store: Store, manifest: Manifest, folder: Path, near: Near, *, whole: bool) -> str | None:
-    fault = make_exactly(store, manifest, folder, near, whole=whole)
+    fault = put_back(store, manifest, folder, near, whole=whole)
     if fault is None:
+        leave_only(folder, manifest)
         size = ", ".join(filter(None, (f"{manifest.size} bytes", str(near))))
         log.info("restored checkpoint %s (%s)", store.uri(manifest.folder), size)
     return fault

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import random
 import re
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from dtj_trainer.keras.losses import cross_entropies
-from dtj_trainer.train.smallest import refused
+from dtj_trainer.train.smallest import refused, same_generators, tell_unused
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-log = logging.getLogger(__name__)
-
-_NAMED = 8
-"""The most weights that a message names."""
 _LAYER = re.compile(r"Exception encountered when calling ([^\n]+?)\.call\(\)|Detected at node (\S+)")
 
 
@@ -51,25 +40,10 @@ def try_pass(network: keras.Model, size: int, shape: tuple[int, int, int], class
 
     signature = [tf.TensorSpec([None, *shape], tf.uint8), tf.TensorSpec([None], tf.int64)]
     pixels = np.random.default_rng(1).integers(0, 256, (size, *shape), np.uint8)
-    with _same_generators():
+    with same_generators():  # The network may draw while its graph is made.
         try:
             tf.function(forward, signature, autograph=False)(pixels, np.zeros(size, np.int64))
         except Exception as error:
             found = _LAYER.search(str(error))
             raise SystemExit(refused(size, (found[1] or found[2]) if found else "backward", error)) from error
-    if unused:
-        log.warning(
-            "no gradient reaches %d weights of the network, which stay as they are: %s",
-            *(len(unused), ", ".join(unused[:_NAMED])),
-        )
-
-
-@contextmanager
-def _same_generators() -> Iterator[None]:
-    """Restore the generators of Python and NumPy, from which a network may draw while its graph is made."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
+    tell_unused(unused)

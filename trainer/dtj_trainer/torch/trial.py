@@ -9,23 +9,20 @@ import copy
 import io
 import logging
 import math
-import random
 import sys
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from dtj_trainer.torch.models.outputs import logits_and_loss
 from dtj_trainer.train.export_process import begin_trial
-from dtj_trainer.train.smallest import refused, step_totals
+from dtj_trainer.train.smallest import refused, same_generators, step_totals, tell_unused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from torch import nn
@@ -34,9 +31,6 @@ if TYPE_CHECKING:
     from dtj_trainer.train.options import Options
 
 log = logging.getLogger(__name__)
-
-_NAMED = 8
-"""The most weights that a message names."""
 
 
 def smallest_passes(examples: int, options: Options, shares: int) -> set[int]:
@@ -70,7 +64,7 @@ def try_passes(
         module.register_forward_pre_hook(partial(_enter, entered, name))
         module.register_forward_hook(partial(_leave, entered))
     tried.train()
-    with _same_generators(device):
+    with same_generators(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         for size in sorted(sizes, reverse=True):
             entered.clear()
             pixels = torch.randint(0, 256, (size, *shape), dtype=torch.uint8, device=device)
@@ -108,13 +102,11 @@ def _leave(entered: list[str], *_: object) -> None:
 
 def _tell_unused(network: nn.Module) -> None:
     unused = [
-        name for name, weight in network.named_parameters() if weight.requires_grad and weight.grad is None
+        name.removeprefix("network.")
+        for name, weight in network.named_parameters()
+        if weight.requires_grad and weight.grad is None
     ]
-    if unused:
-        named = ", ".join(each.removeprefix("network.") for each in unused[:_NAMED])
-        log.warning(
-            "no gradient reaches %d weights of the network, which stay as they are: %s", len(unused), named
-        )
+    tell_unused(unused)
 
 
 def _check_extra(network: nn.Module) -> None:
@@ -130,18 +122,6 @@ def _check_extra(network: nn.Module) -> None:
             f"{', '.join(extra)}: get_extra_state of the network has to return tensors, numbers, texts, lists or "
             f"dicts, which torch.load(weights_only=True) takes: {type(error).__name__}: {str(error)[:300]}"
         ) from error
-
-
-@contextmanager
-def _same_generators(device: torch.device) -> Iterator[None]:
-    """Restore at the end the random generators that a network may use."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
 
 
 def try_export(network: nn.Module, name: str, shape: tuple[int, int, int], classes: int) -> None:

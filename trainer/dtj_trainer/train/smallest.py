@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import random
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from dtj_trainer.train.options import Options
+
+log = logging.getLogger(__name__)
+
+_NAMED = 8
+"""The most weights that a message names."""
 
 
 def step_totals(examples: int, options: Options, shares: int) -> set[int]:
@@ -36,3 +48,23 @@ def refused(size: int, layer: str, error: Exception) -> str:
     elif size == 1:
         remedy = "; let the layer take a batch of 1, or choose --batch-size so that the last step has more"
     return f"{what}{type(error).__name__}: {str(error)[:1000]}{remedy}"
+
+
+def tell_unused(weights: Sequence[str]) -> None:
+    """Warn of the weights of a network, by name, that the loss does not depend on."""
+    if weights:
+        log.warning(
+            "no gradient reaches %d weights of the network, which stay as they are: %s",
+            *(len(weights), ", ".join(weights[:_NAMED])),
+        )
+
+
+@contextmanager
+def same_generators() -> Iterator[None]:
+    """Restore at the end the generators of Python and NumPy, from which a network may draw."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
