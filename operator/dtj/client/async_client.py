@@ -106,8 +106,8 @@ class AsyncClient:
     async def defaults(self, namespace: str | None = None) -> Defaults | None:
         """Return the defaults that the ConfigMap `dtj-defaults` of a namespace has; None without one."""
         namespace = namespace or self.namespace
-        config = {"apiVersion": "v1", "kind": "ConfigMap"}
-        config["metadata"] = {"name": CONFIG_MAP, "namespace": namespace}
+        about = {"name": CONFIG_MAP, "namespace": namespace}
+        config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about}
         with self._explained(namespace):
             return of_config_map(await self._api.get(config), namespace)
 
