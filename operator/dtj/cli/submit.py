@@ -120,21 +120,15 @@ def _job(
         yield job, None
         return
     from dtj.client.code_job import random_name
-    from dtj.client.defaults import OPTIONS, config_file, name_of_config_map, of_file, resolved
+    from dtj.client.defaults import config_file, name_of_config_map
 
     program, wishes = code.program(target), code.wishes(words)
-    strategy, file = program.strategy.strategy, config_file()
-    values = resolved(
-        [
-            (OPTIONS, code.defaults(strategy)),
-            (str(file), of_file(file)),
-            (name_of_config_map(client.namespace), _of_namespace(client)),
-        ]
-    )
+    strategy, of_namespace = program.strategy.strategy, name_of_config_map(client.namespace)
+    values = code.values(strategy, (of_namespace, _of_namespace(client)))
     if (image := values.get(f"image.{strategy}")) is None:
         raise Unusable(
             f"nothing names the image of a {strategy} job",
-            f"give --image, or set image.{strategy} in {file} or in {name_of_config_map(client.namespace)}",
+            f"give --image, or set image.{strategy} in {config_file()} or in {of_namespace}",
         )
     if "artifacts.uri" not in values:
         errors.print("nothing of the job is kept: give --artifacts s3://bucket/prefix", style="yellow")
