@@ -152,8 +152,7 @@ async def _upload(api: UserApi, job: DistributedTrainingJob, archive: Path) -> N
     except Unreachable as error:
         raise Unreachable(
             f"the packed code is too large for a ConfigMap and goes to the bucket: {error.message}",
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_ENDPOINT_URL_S3 for a store other than AWS; or "
-            "name in .dtjignore what the program does not need",
+            error.remedy,
         ) from None
     folder, _, key = code.uri.rpartition("/")
 
