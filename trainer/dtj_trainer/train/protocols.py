@@ -76,6 +76,10 @@ class Model(Protocol[DataIn]):
         and rank.
         """
 
+    def try_export(self) -> None:
+        """Begin to find out, beside the first steps, whether the trained model can be exported."""
+        return
+
     def settle(self) -> int:
         """Wait until every step that `train` began has ended; return the number of steps that were applied twice."""
         return 0
@@ -109,10 +113,6 @@ class PictureModel(Model[Data], Protocol[Data]):
     def tests_together(self) -> bool:
         """Whether each call of `test` is an exchange of the ranks, which all make, also without pictures."""
         return False
-
-    def try_export(self) -> None:
-        """Begin to find out, beside the first steps, whether the trained model can be exported."""
-        return
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> Data:
         """Convert a batch to the form that `train` takes. Threads call the method ahead of time."""
