@@ -210,6 +210,18 @@ def test_a_job_loses_its_room_to_older_ones_and_gets_it_again() -> None:
     assert seen.changed == [("ml", "new"), ("ml", "old"), ("ml", "old")]
 
 
+def test_a_job_is_large_while_a_pass_takes_much_memory() -> None:
+    seen = Seen()
+    seen.jobs.put(job("small", 1, 1_000))
+    seen.jobs.put(job("large", 2, 300_000))
+    seen.jobs.put(job("ended-small", 4, 100, phase="Failed"))
+    seen.jobs.put(job("ended-large", 5, 20_000, phase="Failed"))
+    names = ["small", "large", "ended-small", "ended-large", "no-room"]
+    assert [name for name in names if seen.jobs.is_large(("ml", name))] == ["large", "ended-large"]
+    seen.jobs.put(job("no-room", 3, 300_000))
+    assert [name for name in names if seen.jobs.is_large(("ml", name))] == ["large"]
+
+
 def test_a_job_without_room_says_what_would_help() -> None:
     seen = Seen()
     for second in (1, 2):
