@@ -67,7 +67,12 @@ async def hostile_bytes(plane: ControlPlane, admin: ApiClient, part: float = 1.0
     begun = time.perf_counter()
     async with _bare() as bare, operating(plane) as operator:
         with step("the operator starts again"):
-            await until("an empty queue", operator.idle, _WAIT_SECONDS)
+
+            async def caught_up() -> bool:
+                jobs = round((_HUGE + _AT_LIMITS) * part)
+                return await operator.idle() and (await operator.counts())[1] >= jobs
+
+            await until("a pass over every job", caught_up, _WAIT_SECONDS)
             started = {"start-up until every job was looked at, s": time.perf_counter() - begun}
             started |= await _honest(plane, admin, operator, "honest-again") | {_BARE: await bare()}
     for figures in (beside, started):
