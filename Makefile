@@ -5,7 +5,7 @@ CLUSTER ?= local
 # The number of jobs of `make bench-control`; several numbers mean several runs.
 N ?= 100
 # Rows of `make bench-control`.
-ROWS ?= jobs big neighbours bytes
+ROWS ?= jobs big neighbours bytes crowd
 # Minutes of each training of `make bench-checkpoints`.
 MINUTES ?= 5
 # The size of the state of `make bench-checkpoints`.
@@ -142,7 +142,7 @@ lint: $(DEV_VENV)  ## ruff, mypy --strict, import rules
 
 bench: bench-control bench-training  ## measure performance against the documented claims
 
-bench-control: $(VENV)  ## the operator with N=100 jobs (or N="10 100 1000"), one big job, and a hostile tenant; ROWS="jobs big neighbours"
+bench-control: $(VENV)  ## the operator with N=100 jobs (or N="10 100 1000"), one big job, and a hostile tenant; ROWS="jobs big neighbours bytes crowd"
 	@$(PY) -m tests.bench.control --rows $(ROWS) --jobs $(N)
 
 bench-soak: $(VENV)  ## half an hour with 200 short jobs a minute: memory that the operator retains

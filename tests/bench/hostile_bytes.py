@@ -54,7 +54,7 @@ async def hostile_bytes(plane: ControlPlane, admin: ApiClient, part: float = 1.0
     """
     with step(f"{_ENDED} ended jobs"):
         ended = {_MORE: await megabytes_of_ended(_ENDED)}
-    async with operating(plane) as operator, _bare() as bare:
+    async with operating(plane) as operator, bare_process() as bare:
         with step("an honest job alone"):
             alone = await _honest(plane, admin, operator, "honest-alone") | {_BARE: await bare()}
         await admin.create("/api/v1/namespaces", {"kind": "Namespace", "metadata": {"name": _PLACE}})
@@ -65,7 +65,7 @@ async def hostile_bytes(plane: ControlPlane, admin: ApiClient, part: float = 1.0
             beside = await _honest(plane, admin, operator, "honest-beside") | seconds
             beside[_BARE] = await bare()
     begun = time.perf_counter()
-    async with _bare() as bare, operating(plane) as operator:
+    async with bare_process() as bare, operating(plane) as operator:
         with step("the operator starts again"):
 
             async def caught_up() -> bool:
@@ -119,7 +119,7 @@ while True:
 
 
 @asynccontextmanager
-async def _bare() -> AsyncIterator[Callable[[], Awaitable[float]]]:
+async def bare_process() -> AsyncIterator[Callable[[], Awaitable[float]]]:
     """A bare process beside the operator; by how many seconds it was late at most, as the bound of a bucket."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _WAKES), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
