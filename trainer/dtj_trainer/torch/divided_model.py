@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from dtj_trainer.torch import gradient_norm
+from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.data.sharding import Share
+from dtj_trainer.torch import gradient_norm, trial
 from dtj_trainer.torch.fully_sharded import shard
 from dtj_trainer.torch.model import TorchModel
 from dtj_trainer.torch.models.blocks import blocks_of
 from dtj_trainer.torch.step_times import NoClock
 from dtj_trainer.torch.tensor_parallel import share_layers
+from dtj_trainer.train.own_model import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +45,22 @@ class DividedModel(TorchModel):
             # A fused update can't have parameters of several kinds: shared, in shards, and whole ones.
             for group in self.optimizer.param_groups:
                 group["foreach"] = False
+        begun = ranks.total([float(checkpoints.newest() is not None)], "checkpoints")[0]
+        if is_own(options.model) and not begun:
+            self._try_step(data, options)
+
+    def _try_step(self, data: PictureSet, options: Options) -> None:
+        """Make the smallest step of the training without its update: see `trial`."""
+        ranks = self._ranks
+        least = min(trial.smallest_passes(len(data.train), options, ranks.data_size))
+        # With fewer examples than shares, the first shares have one.
+        count = least or int(ranks.data_rank == 0)
+        share = Share(np.arange(max(count, 1)), count, least * ranks.data_size or 1, 0)
+        pixels = np.random.default_rng(1).integers(0, 256, (max(count, 1), *data.shape), np.uint8)
+        batch = self.prepare(pixels, np.zeros(max(count, 1), np.int64))
+        trial.try_step(self.network, lambda: self._make_passes(batch, share), count, self._device)
+        self.optimizer.zero_grad()
+        self._sums.zero_()
 
     @property
     def tests_together(self) -> bool:
