@@ -220,18 +220,24 @@ def refusals(ranks: TensorRanks) -> dict[str, str]:
     }
 
 
-def diverged(ranks: TensorRanks) -> str:
-    """A rank with other weights than the rank that has the same part of the layers."""
+def diverged(ranks: TensorRanks) -> list[str]:
+    """A rank with other weights than the rank that has the same part of the layers, in a meeting and at the end."""
     trained = Trained(ranks, "--tensor-parallel=2")
     if ranks.rank == 3:
         with torch.no_grad():
             whole_layer = trained.model.network.get_parameter("network.features.0.bias")
             whole_layer += 1
-    try:
-        trained.saver.export(trained.at, None)
-    except RanksDiverged as error:
-        return str(error)
-    return "not found"
+    weights = trained.model.fingerprints(weights_alone=True)
+    told = []
+    for compare in (
+        lambda: trained.ranks.same_on_all(repr(weights), weights),
+        lambda: trained.saver.export(trained.at, None),
+    ):
+        try:
+            compare()
+        except RanksDiverged as error:
+            told.append(str(error))
+    return told
 
 
 def two(channels: int, classes: int) -> nn.Module:
@@ -350,7 +356,7 @@ def main(folder: Path, ports: list[str]) -> None:
     with world(4, ports[0]) as ranks:
         assert ranks is not None
         close, messages = layouts(ranks), refusals(ranks)
-        messages["diverged"] = diverged(ranks)
+        messages["early"], messages["diverged"] = diverged(ranks)
         tried = with_and_without_trial(ranks)
         messages["parts"], equal = two_pods(folder / "pods", ranks)
         shards.go_on(ranks, 10, "--fsdp")

@@ -1,6 +1,6 @@
-"""Trains networks of users on two ranks, all in one pair of processes.
+"""Trains networks of users on one rank or two, all in the same processes.
 
-    MASTER_ADDR=127.0.0.1 MASTER_PORT=… mpirun -n 2 python -m tests.trainer.own_checks FOLDER KIND:STYLE…
+    MASTER_ADDR=127.0.0.1 MASTER_PORT=… mpirun -n RANKS python -m tests.trainer.own_checks FOLDER KIND:STYLE…
 
 KIND is `alone`, `ddp` or `horovod`. Rank 0 prints what became of each cell, as a line of JSON. The workspaces are
 below the folder.

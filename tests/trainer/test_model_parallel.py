@@ -52,6 +52,7 @@ REFUSED = {
     "passes": "gives each of 2 pipelines 8 examples a step, which is one pass: give --batch-size=8",
     "parts": "is not one of shards that each pod has as a whole",
     "last step": "the network can't make a pass of 1 pictures, the least of this training: pairs: ValueErr",
+    "early": "rank 3 has other weights of network.features.0.bias than rank 1, which has the same part",
     "diverged": "the weights of rank 3 differ from those of a rank with the same part",
 }
 

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.data.sharding import Share
-from dtj_trainer.torch import gradient_norm, trial
+from dtj_trainer.torch import buffers, gradient_norm, trial
 from dtj_trainer.torch.fully_sharded import shard
+from dtj_trainer.torch.mesh_ranks import own_part
 from dtj_trainer.torch.model import TorchModel
 from dtj_trainer.torch.models.blocks import blocks_of
 from dtj_trainer.torch.step_times import NoClock
@@ -20,7 +22,7 @@ from dtj_trainer.train.own_model import is_own
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from dtj_trainer.data.pictures import PictureSet
     from dtj_trainer.torch.mesh_ranks import MeshRanks
@@ -83,9 +85,16 @@ class DividedModel(TorchModel):
         gradient_norm.clip(weights, self._clip_norm, self._ranks, staged=self._staged)
 
     def fingerprints(self, *, weights_alone: bool) -> dict[str, str]:
-        """See Model. The ranks have different parts, which the saver compares."""
-        del weights_alone
-        return {}
+        """See Model. Those of the tensors that other ranks have too: no shards of FSDP, which each has alone."""
+        named = dict(self.network.named_parameters()) if weights_alone else self.network.state_dict()
+        tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+        return buffers.fingerprints(
+            {
+                name: own_part(value)
+                for name, value in tensors.items()
+                if "data" not in gradient_norm.dimensions_of(value)
+            }
+        )
 
     def _new_clock(self) -> NoClock:
         return NoClock()
