@@ -132,18 +132,14 @@ class WorkerStep:
     def _untrained(self, other: tf.Tensor, chance: tf.Tensor) -> list[tf.Tensor]:
         """Return the values of the model's variables that are not trained: weights, and states of generators."""
         weights = iter(self._parameters.other_layout.split(other))
-        values = []
+        values = list[tf.Tensor]()
         for variable in self._model.non_trainable_variables:
-            if id(variable) in self._weights:
-                value = next(weights)
+            value = next(weights) if id(variable) in self._weights else state_of(chance, len(values))
+            if not variable.dtype.startswith("float"):
                 # A mean of equal whole numbers may miss them by rounding.
-                values.append(value if variable.dtype.startswith("float") else tf.round(value))
-            else:
-                values.append(state_of(chance, len(values)))
-        return [
-            tf.cast(value, variable.dtype)
-            for variable, value in zip(self._model.non_trainable_variables, values, strict=True)
-        ]
+                value = tf.cast(tf.round(value), variable.dtype)
+            values.append(value)
+        return values
 
     def compute(self, packed: tf.Tensor) -> Computed:
         """Read the variables, read the batch of `Dealt.packed`, and run the forward pass."""
@@ -305,7 +301,7 @@ class Synchronous:
         """See Updates."""
         indices = dealt.ids
         parts = shares(indices, self.shards)
-        packed = [
+        packed = [  # Each part draws numbers of its own.
             _as_bytes(dealt._replace(ids=part, chance=(dealt.chance + (number << 32)) % 2**64))
             for number, part in enumerate(parts)
         ]
