@@ -2,8 +2,8 @@
 
     MASTER_ADDR=127.0.0.1 MASTER_PORT=… mpirun -n RANKS python -m tests.trainer.own_checks FOLDER KIND:STYLE…
 
-KIND is `alone`, `ddp`, `horovod` or `fsdp`. Rank 0 prints what became of each cell, as a line of JSON. The workspaces are
-below the folder.
+KIND is `alone`, `ddp`, `horovod` or `fsdp`. Rank 0 prints what became of each cell, as a line of JSON. The
+workspaces are below the folder.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ def test_stages_need_a_network_that_returns_a_tensor() -> None:
         pieces_of(build(own("pair"), SHAPE, 10), SHAPE)
 
 
-KINDS = ("alone", "ddp", "horovod")
+KINDS = ("alone", "ddp", "horovod", "fsdp")
 DIAGONAL = [f"{KINDS[1 + number % 2]}:{style}" for number, style in enumerate(own_networks.STYLES)]
 MATRIX = [f"{kind}:{style}" for style in own_networks.STYLES for kind in KINDS]
 

@@ -47,15 +47,14 @@ class DividedModel(TorchModel):
             # A fused update can't have parameters of several kinds: shared, in shards, and whole ones.
             for group in self.optimizer.param_groups:
                 group["foreach"] = False
-        begun = ranks.total([float(checkpoints.newest() is not None)], "checkpoints")[0]
-        if is_own(options.model) and not begun:
+        if is_own(options.model) and not any(ranks.gather(checkpoints.newest() is not None, "checkpoints")):
             self._try_step(data, options)
 
     def _try_step(self, data: PictureSet, options: Options) -> None:
         """Make the smallest step of the training without its update: see `trial`."""
         ranks = self._ranks
         least = min(trial.smallest_passes(len(data.train), options, ranks.data_size))
-        # With fewer examples than shares, the first shares have one.
+        # In a step of fewer examples than shares, some shares have one: here the first alone.
         count = least or int(ranks.data_rank == 0)
         share = Share(np.arange(max(count, 1)), count, least * ranks.data_size or 1, 0)
         pixels = np.random.default_rng(1).integers(0, 256, (max(count, 1), *data.shape), np.uint8)
