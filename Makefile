@@ -75,7 +75,7 @@ test-unit: $(DEV_VENV)  ## tests of the operator, the dtj command and the SDK: n
 	$(PY) -m pytest --numprocesses=$(AT_ONCE) tests/unit tests/golden
 
 test-histories: $(VENV)  ## 1,000 random histories of kills and numbers of ranks for each format of data; minutes
-	DTJ_HISTORIES=$(HISTORIES) $(PY) -m pytest tests/trainer/test_histories.py
+	DTJ_HISTORIES=$(HISTORIES) $(PY) -m pytest --numprocesses=2 --timeout=0 tests/trainer/test_histories.py
 
 test-snapshots: $(VENV)  ## 20,000 random programs and 1,000 chains of attempts whose checkpoints are kept; 10 minutes
 	DTJ_TEST_HISTORIES=20000 $(PY) -m pytest -k test_histories tests/trainer/test_picture.py
