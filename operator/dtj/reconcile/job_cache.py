@@ -12,6 +12,9 @@ from dtj.reconcile.kept_job import KeptJob, keep, weight, without_spec
 from dtj.reconcile.view import CachedJob, Key
 from dtj.status.times import read_time
 
+# The pods that are kept of a job beside two of each replica: a replica may have its next pod before the last is gone.
+_MORE_PODS = 100
+
 
 class JobCache(Cache[CachedJob]):
     """Keeps all jobs; of those for which their namespace has no room, without the spec."""
@@ -58,6 +61,10 @@ class JobCache(Cache[CachedJob]):
     def has_at(self, uid: str, key: Key) -> bool:
         """Return whether the job of this key has this uid."""
         return self._keys.get(uid) == key
+
+    def most_pods(self, key: Key) -> int:
+        """Return how many pods are kept of the job of this key."""
+        return 2 * max((job.manifest.replicas for job in self.of(key)), default=0) + _MORE_PODS
 
     def _kept(self, manifest: Mapping[str, Any]) -> CachedJob:
         job = keep(manifest)
