@@ -122,7 +122,7 @@ fuzz: $(VENV)  ## 50,000 random jobs through webhook, job file, plan and reconci
 
 # FROM=COMMIT, the version that is upgraded and rolled back to.
 test-upgrade: FROM ?= 93ec95e8
-test-upgrade: $(VENV)  ## jobs of three strategies in nine states each, handed from one version to the other and back; seconds
+test-upgrade: $(VENV)  ## jobs of three strategies in eleven states each, handed from one version to the other and back; seconds
 	@$(PY) -m tests.upgrade $(FROM)
 
 test-ends: $(VENV)  ## jobs end in every way on a real cluster, its API server stops, and the history says what was said; minutes

@@ -13,6 +13,8 @@ from dtj.reconcile.view import CachedJob, Key
 from dtj.status.times import read_time
 
 _DATA_FACTOR = 30
+# The pods that are kept of a job beside two of each replica: a replica may have its next pod before the last is gone.
+_MORE_PODS = 100
 
 
 class JobCache(Cache[CachedJob]):
@@ -60,6 +62,10 @@ class JobCache(Cache[CachedJob]):
     def has_at(self, uid: str, key: Key) -> bool:
         """Return whether the job of this key has this uid."""
         return self._keys.get(uid) == key
+
+    def most_pods(self, key: Key) -> int:
+        """Return how many pods are kept of the job of this key."""
+        return 2 * max((job.manifest.replicas for job in self.of(key)), default=0) + _MORE_PODS
 
     def _kept(self, manifest: Mapping[str, Any]) -> CachedJob:
         job = keep(manifest)
