@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dtj.api.condition_types import ConditionType
+from dtj.api.git_annotations import code_words, git_state_of
 from dtj.api.status import Condition, ConditionStatus, Failure, JobStatus
 from dtj.cli.durations import brief
 from dtj.cli.job_table import age, event_table, state_text
@@ -172,6 +173,8 @@ def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, st
         yield "Took", brief(duration)
     if job.status.progress and (error := job.status.progress.export_error):
         yield "Export", f"failed: {error}"
+    if code := job.spec.code:
+        yield "Code", code_words(code.digest, git_state_of(job.metadata.annotations))
     artifacts = job.status.artifacts
     if text := pod_checkpoint(job.status):
         yield "In the pod", text

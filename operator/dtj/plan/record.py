@@ -13,6 +13,7 @@ from dtj.api.identity import LABEL_MANAGED_BY, LABEL_RECORD, MANAGER
 from dtj.api.job import Job, Manifest
 from dtj.api.names import config_name, mpijob_config_name, record_name
 from dtj.api.status import JobStatus
+from dtj.plan.code import code_pod_spec
 from dtj.plan.history import history_environment, history_of
 from dtj.plan.nodes import with_node_tolerations
 from dtj.plan.pods import credentials, metadata, pod_security, with_restricted_security
@@ -62,6 +63,7 @@ def record_pod(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: s
 def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
     """Return the record pod of a job without its metadata. env: variables besides those of the job's bucket."""
     config = mpijob_config_name if job.spec.by_mpi_operator else config_name
+    mounts, volumes = _code(job)
     pod: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -87,6 +89,7 @@ def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
                     "volumeMounts": [
                         {"name": "config", "mountPath": str(contract.CONFIG_DIR), "readOnly": True},
                         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount point, not a file of ours
+                        *mounts,
                     ],
                     **credentials(job),
                 }
@@ -95,12 +98,23 @@ def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
                 # A job whose spec is wrong has no ConfigMap.
                 {"name": "config", "configMap": {"name": config(job.name), "optional": True}},
                 {"name": "tmp", "emptyDir": {"sizeLimit": "10Mi"}},
+                *volumes,
             ],
             **spec_of_templates(job, beside_gpus=True),
             **service_account(job),
         },
     }
     return with_node_tolerations(with_restricted_security(pod))
+
+
+def _code(job: Job) -> tuple[list[Manifest], list[Manifest]]:
+    """Return the mount and the volume of the job's archive, for its copy in the bucket."""
+    fields = code_pod_spec(job)
+    if not fields:
+        return [], []
+    (container,), (volume,) = fields["containers"], fields["volumes"]
+    # The archive of a job that failed may be gone.
+    return container["volumeMounts"], [{**volume, "configMap": {**volume["configMap"], "optional": True}}]
 
 
 def end_of(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: str) -> EndRecord:
