@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from functools import cache
 from typing import Any
 
@@ -281,14 +282,26 @@ def test_a_user_may_do_all_that_the_command_does_but_read_secrets() -> None:
     assert needed - user == {("get", "secrets", "")}
 
 
-def test_a_viewer_changes_nothing_and_a_user_only_jobs() -> None:
+def test_a_viewer_changes_nothing_and_a_user_only_jobs_and_their_code() -> None:
     reading = {"get", "list", "watch"}
     viewer, user = (allowed(rendered()[f"ClusterRole/dtj-{who}"]) for who in ("viewer", "user"))
 
     assert {verb for verb, _, _ in viewer} == reading
     assert viewer <= user
     changing = {(resource, group) for verb, resource, group in user if verb not in reading}
-    assert changing == {(PLURAL, GROUP)}, "a status is the operator's"
+    assert changing == {(PLURAL, GROUP), ("configmaps", "")}, "a status is the operator's"
+    of_configs = {verb for verb, resource, _ in user if resource == "configmaps"}
+    assert of_configs == {"get", "create", "patch", "delete"}
+
+
+def test_each_namespace_gets_the_defaults_of_its_users() -> None:
+    made = [each for each in case("two-namespaces") if each["metadata"]["name"] == "dtj-defaults"]
+    assert [each["metadata"]["namespace"] for each in made] == ["team-a", "team-b"]
+    assert "ConfigMap/dtj-defaults" not in rendered()
+    config = {"serviceAccountName": "trainer", "artifacts": {"uri": "s3://training/jobs"}}
+    one = rendered({"userDefaults": {"config": config, "namespaces": ["team-c"]}})["ConfigMap/dtj-defaults"]
+    assert one["metadata"]["namespace"] == "team-c"
+    assert tomllib.loads(one["data"]["config.toml"]) == config
 
 
 def test_who_edits_or_views_a_namespace_uses_or_sees_jobs_unless_told_otherwise() -> None:

@@ -23,6 +23,8 @@ LABEL_RECORD = f"{GROUP}/record"
 """Of the pod that records a job's end, which is none of LABEL_JOB's: that has the job's name."""
 LABEL_UID = f"{GROUP}/uid"
 """On pods that another controller makes for a job: the uid of the job."""
+LABEL_CODE = f"{GROUP}/code"
+"""On ConfigMaps with the archive of spec.code, which the operator does not cache: the name of the job."""
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "dtj-operator"
 

@@ -173,8 +173,8 @@ def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, st
         yield "Took", brief(duration)
     if job.status.progress and (error := job.status.progress.export_error):
         yield "Export", f"failed: {error}"
-    if code := job.spec.code:
-        yield "Code", code_words(code.digest, git_state_of(job.metadata.annotations))
+    if code := code_of_job(job):
+        yield "Code", code
     artifacts = job.status.artifacts
     if text := pod_checkpoint(job.status):
         yield "In the pod", text
@@ -191,6 +191,12 @@ def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, st
         yield "Skipped", f"{', '.join(skipped)}: no attempt has made a step from there"
     if artifacts.model:
         yield "Model", artifacts.model
+
+
+def code_of_job(job: DistributedTrainingJob) -> str | None:
+    """Return the digest of a job's code, and its commit if one is known; None if the program is in the image."""
+    code = job.spec.code
+    return code_words(code.digest, git_state_of(job.metadata.annotations)) if code else None
 
 
 def pod_checkpoint(status: JobStatus) -> str | None:
