@@ -13,7 +13,7 @@ from pydantic import Field
 from dtj.api.base import ApiModel, Number
 from dtj.api.mpijob import VOLUMES
 from dtj.api.names import host_name
-from dtj.api.strategy import Role, Starter, StrategyRules, count_of_digits
+from dtj.api.strategy import Role, ScriptMark, Starter, StrategyRules, count_of_digits
 
 if TYPE_CHECKING:
     from dtj.api.job import Job
@@ -76,6 +76,7 @@ HOROVOD = StrategyRules(
             created_first=False,
             decides=True,
             collects_ranks=True,
+            resources={"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
         ),
         WORKER: Role(required=True, runs_program=False, reports=True, option="workers", ranks=_ranks),
     },
@@ -83,6 +84,7 @@ HOROVOD = StrategyRules(
     block="horovod",
     volumes=_volumes,
     peer_list_bytes=hostfile_bytes,
+    script_marks=(ScriptMark(name="horovod"),),
     executables=("mpirun", "horovodrun"),
     shares_gpus=True,
 )

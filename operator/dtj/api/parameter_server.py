@@ -8,7 +8,7 @@ replicas, may do without ps: the workers then hold the variables.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from functools import cache
@@ -18,7 +18,7 @@ from pydantic import Field
 
 from dtj.api.base import ApiModel, Number
 from dtj.api.names import host_name
-from dtj.api.strategy import Role, Starter, StrategyRules, count_of_digits, pods_of
+from dtj.api.strategy import Role, ScriptMark, Starter, StrategyRules, count_of_digits, pods_of
 from dtj_trainer import contract
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _roles(leader: str | None, *, named: bool, with_ps: bool) -> dict[str, Role]
     # A leader stops waiting for ps after a while, so it is created after them.
     leads = Role(decides=True, reports=True, created_first=not with_ps)
     roles = {
-        CHIEF: Role(implied=not named),
+        CHIEF: Role(implied=not named, resources={"requests": {"cpu": "500m", "memory": "1Gi"}}),
         MASTER: Role(instead_of=CHIEF),
         WORKER: Role(required=True, option="workers"),
         PS: Role(required=not named, unless="chief or master is given", holds_state=True, option="ps"),
@@ -79,7 +79,8 @@ def _roles(leader: str | None, *, named: bool, with_ps: bool) -> dict[str, Role]
     if leader is None:
         return roles | {WORKER: replace(roles[WORKER], decides=True, reports=True)}
     own = roles[leader]
-    return roles | {leader: replace(leads, implied=own.implied, instead_of=own.instead_of)}
+    leads = replace(leads, implied=own.implied, instead_of=own.instead_of, resources=own.resources)
+    return roles | {leader: leads}
 
 
 def _form(spec: JobSpec) -> StrategyRules:
@@ -99,6 +100,12 @@ def _rules(leader: str | None, *, named: bool, with_ps: bool) -> StrategyRules:
     return replace(PARAMETER_SERVER, roles=_roles(leader, named=named, with_ps=with_ps))
 
 
+def _marks(strategy: str, replicas: Mapping[str, int]) -> Iterator[ScriptMark]:
+    for where in ("", "experimental."):
+        for distribute in ("tensorflow.distribute", "tensorflow.compat.v1.distribute"):
+            yield ScriptMark(name=f"{distribute}.{where}{strategy}", replicas=replicas)
+
+
 PARAMETER_SERVER = StrategyRules(
     name="ParameterServer",
     description="TensorFlow with TF_CONFIG, as a TFJob",
@@ -109,6 +116,11 @@ PARAMETER_SERVER = StrategyRules(
         image="dtj-trainer-tensorflow", module="ps_image_classification", block={"updates": "Asynchronous"}
     ),
     block="parameter_server",
+    script_marks=(
+        *_marks("ParameterServerStrategy", {PS: 1}),
+        # These workers need no ps. Worker 0 leads.
+        *_marks("MultiWorkerMirroredStrategy", {CHIEF: 0}),
+    ),
     restarts_alone=True,
     facts=_facts,
     peer_list_bytes=tf_config_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,6 +48,18 @@ class Role:
     """The option of `dtj new` that asks for the pods: `workers`, `ps` or `evaluator`; None: nobody is asked."""
     ranks: Callable[[JobSpec, int], range] | None = None
     """The ranks that run in the pod of an index; None: no ranks run in the role."""
+    resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """With `implied`: requests and limits of the pod of a job that gives no entry."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptMark:
+    """A name of a library. A script that uses the name is written for a strategy."""
+
+    name: str
+    """As the library documents it: tensorflow.distribute.ParameterServerStrategy. Names below it count, too."""
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    """The number of pods of each role that such a script needs besides its workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +105,8 @@ class StrategyRules:
     """Sentences for `dtj plan` on what the strategy makes of a spec."""
     variables: frozenset[str] = frozenset()
     """Environment variables of its own that the strategy sets, and that a job must not set."""
+    script_marks: tuple[ScriptMark, ...] = ()
+    """How `dtj submit SCRIPT` recognizes a script of the strategy. A script without a mark has the first one."""
     executables: tuple[str, ...] = ()
     """Programs of which `dtj run` needs one on the machine."""
     shares_gpus: bool = False

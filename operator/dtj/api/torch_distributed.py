@@ -14,7 +14,7 @@ from pydantic import Field
 
 from dtj.api.base import ApiModel, Number
 from dtj.api.pod_template import TRAINER_CONTAINER, own_program, program_of
-from dtj.api.strategy import Role, Starter, StrategyRules
+from dtj.api.strategy import Role, ScriptMark, Starter, StrategyRules
 from dtj.api.torch_command import Launcher, launchers_in
 from dtj.api.torch_command_rules import World, launcher_faults
 from dtj_trainer import contract
@@ -154,6 +154,19 @@ TORCH_DISTRIBUTED = StrategyRules(
     },
     starter=Starter(image="dtj-trainer-horovod", module="torch_image_classification"),
     block="torch",
+    script_marks=tuple(
+        ScriptMark(name=name)
+        for name in (
+            "torch.distributed",
+            "torch.nn.parallel.DistributedDataParallel",
+            "lightning",
+            "pytorch_lightning",
+            "accelerate",
+            "transformers.Trainer",
+            "transformers.Seq2SeqTrainer",
+            "deepspeed",
+        )
+    ),
     faults=_faults,
     notes=_notes,
     variables=VARIABLES,

@@ -41,7 +41,11 @@ COMMANDS = {
         "Show what the operator would create for a job file: pods, hostfile, TF_CONFIG, environment.",
         _WITHOUT,
     ),
-    "run": Listed("run", "Run a job file on this machine; `dtj submit` runs it on a cluster.", _WITHOUT),
+    "run": Listed(
+        "run",
+        "Run a script, a folder or a job file on this machine; `dtj submit` runs it on a cluster.",
+        _WITHOUT,
+    ),
     "convert": Listed(
         "convert", "Convert Kubeflow's jobs and torchx's dist.ddp to DistributedTrainingJobs.", _WITHOUT
     ),
@@ -49,7 +53,14 @@ COMMANDS = {
     "doctor": Listed(
         "doctor", "Check a cluster and, with a job file, whether that job can run there.", _JOBS
     ),
-    "submit": Listed("jobs", "Run a job file on the cluster; `dtj run` runs it on this machine.", _JOBS),
+    "submit": Listed(
+        "submit",
+        "Run a script, a folder or a job file on the cluster; `dtj run` runs it on this machine.",
+        _JOBS,
+    ),
+    "defaults": Listed(
+        "defaults", "Show what jobs of scripts and folders get where no option says it.", _JOBS
+    ),
     "list": Listed("listing", "List jobs with their state, progress, rate and GPUs.", _JOBS),
     "status": Listed(
         "status",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 import typer
 
@@ -18,6 +19,14 @@ def seconds_of(text: str) -> float:
             f"{text!r} is no duration: give seconds, or a duration such as 90s, 10m or 1h30m"
         )
     return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+
+
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        parser=seconds_of, metavar="DURATION", help="Give up after this: 90s, 10m, 1h; by default never."
+    ),
+]
 
 
 def brief(seconds: float) -> str:

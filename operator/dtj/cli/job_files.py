@@ -9,6 +9,7 @@ from dtj.api import job_file
 from dtj.api.errors import Unusable
 from dtj.api.job import Job, Manifest
 from dtj.api.yaml_lines import MOST_BYTES, too_large
+from dtj.cli.words import Words
 
 STANDARD_INPUT = "-"
 
@@ -31,6 +32,13 @@ def read_text(path: Path) -> str:
         raise Unusable(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise Unusable(f"{path}: not text in UTF-8") from None
+
+
+def with_words(manifest: Manifest, words: Words) -> Manifest:
+    """Return a job whose program is the words after `--`, if there are any, in place of command and args."""
+    if not words.after:
+        return manifest
+    return {**manifest, "spec": {**manifest["spec"], "command": list(words.after), "args": []}}
 
 
 def read_one_job(path: Path) -> tuple[Manifest, Job]:

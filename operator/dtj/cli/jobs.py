@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.errors import Unusable
-from dtj.api.status import Phase
 from dtj.cli import places
 from dtj.cli.connection import (
     ContextOption,
@@ -27,24 +25,16 @@ from dtj.cli.connection import (
     complete_name,
     connect,
 )
-from dtj.cli.durations import seconds_of
-from dtj.cli.job_files import read_one_job
+from dtj.cli.durations import TimeoutOption
 from dtj.cli.job_table import event_table
-from dtj.cli.logs import LinePainter
 from dtj.cli.status_view import one_line
 from dtj.cli.tables import print_table
-from dtj.cli.terminal import FormatOption, VisibleConsole, echo, errors, output, print_data
+from dtj.cli.terminal import FormatOption, echo, errors, print_data
 
 if TYPE_CHECKING:
-    from dtj.client import Client, DistributedTrainingJob, JobEvent
+    from dtj.client import JobEvent
 
 app = typer.Typer()
-TimeoutOption = Annotated[
-    float | None,
-    typer.Option(
-        parser=seconds_of, metavar="DURATION", help="Give up after this: 90s, 10m, 1h; by default never."
-    ),
-]
 
 
 class Goal(StrEnum):
@@ -55,60 +45,6 @@ class Goal(StrEnum):
     RUNNING = "Running"
     SUSPENDED = "Suspended"
     ENDED = "ended"
-
-
-@app.command()
-def submit(
-    file: Annotated[Path, typer.Argument(help="Job file; - is standard input.", metavar="FILE")],
-    name: Annotated[str | None, typer.Option(help="Give the job this name instead of the file's.")] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the job has ended; exit code 1: the job failed.")
-    ] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait, and print the job's output as `dtj logs -f` does.")
-    ] = False,
-    timeout: TimeoutOption = None,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    format_: FormatOption = None,
-) -> None:
-    """Run a job file on the cluster; `dtj run` runs it on this machine.
-
-    Unlike `kubectl apply`, the command refuses a taken name, and prints every fault of the file with its line.
-
-    ```
-    dtj submit job.yaml
-    dtj submit job.yaml --follow
-    dtj submit job.yaml --name try-2 --wait --timeout 2h
-    ```
-    """
-    from dtj.client import DistributedTrainingJob
-
-    if follow and timeout is not None:
-        raise Unusable("--timeout can't be used with --follow", "leave out one of them, or use --wait")
-    manifest, _ = read_one_job(file)
-    if name:
-        manifest = {**manifest, "metadata": {**manifest["metadata"], "name": name}}
-    job = DistributedTrainingJob.from_manifest(manifest)
-    if namespace and job.metadata.namespace not in (None, namespace):
-        raise Unusable(
-            f"{file} has namespace {job.metadata.namespace}, but --namespace is {namespace}",
-            "leave out one of them",
-        )
-    client = connect(namespace, context)
-    submitted = client.submit(job, namespace=namespace)
-    if format_ is None:
-        echo(f"{submitted.name} submitted to namespace {submitted.namespace}")
-    if follow:
-        _follow(client, submitted, errors if format_ else output)
-    if wait or follow:
-        submitted = client.wait(submitted.name, timeout=timeout, namespace=submitted.namespace)
-        if format_ is None:
-            echo(one_line(submitted))
-    if format_:
-        print_data(submitted.to_manifest(), format_)
-    if wait or follow:
-        raise typer.Exit(0 if submitted.status.phase is Phase.SUCCEEDED else 1)
 
 
 @app.command()
@@ -269,21 +205,6 @@ def events(
         print_table(event_table(listed, datetime.now(UTC)))
     else:
         errors.print(f"{name} has no events")
-
-
-def _follow(client: Client, job: DistributedTrainingJob, console: VisibleConsole) -> None:
-    """Print the output of a job until the job has ended. Ctrl-C ends the printing, not the job."""
-    from dtj.client import LogQuery
-
-    painter = LinePainter()
-    try:
-        for line in client.logs(job.name, LogQuery(follow=True), namespace=job.namespace):
-            console.print(painter.painted(line))
-    except KeyboardInterrupt:
-        errors.print(
-            f"{job.name} keeps running; `dtj logs {job.name} -n {job.namespace} -f` follows it again"
-        )
-        raise
 
 
 def _plain(event: JobEvent) -> dict[str, object]:

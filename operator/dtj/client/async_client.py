@@ -17,8 +17,10 @@ from dtj.api.spec import ROLES
 from dtj.client.artifacts import Artifacts
 from dtj.client.changing import change, resume, set_suspend, uninterrupted
 from dtj.client.code_files import unpack_code
+from dtj.client.code_sending import create
 from dtj.client.code_source import find_code
 from dtj.client.credentials import artifacts_of
+from dtj.client.defaults import CONFIG_MAP, Defaults, of_config_map
 from dtj.client.failures import deleted, explained, missing, replaced
 from dtj.client.job_logs import lines_of
 from dtj.client.log_source import Selection
@@ -82,12 +84,13 @@ class AsyncClient:
         return self._namespace or "default"
 
     async def submit(
-        self, job: DistributedTrainingJob, *, namespace: str | None = None
+        self, job: DistributedTrainingJob, *, archive: Path | None = None, namespace: str | None = None
     ) -> DistributedTrainingJob:
         """Create a job. Returns the job as the API server stores it.
 
-        namespace: by default the namespace of the job, else the namespace of the client.
-        Raises InvalidJobError with every fault of the job, and DtjError if a job of the same name exists.
+        archive: the archive that `spec.code` names, which is stored first: in the ConfigMap, or in the bucket unless
+        it is there. namespace: by default the namespace of the job, else the namespace of the client.
+        Raises InvalidJobError with every fault of the job, and NameTaken if a job of the same name exists.
         """
         namespace = namespace or job.metadata.namespace or self.namespace
         metadata = job.metadata.model_copy(update={"namespace": namespace})
@@ -100,7 +103,15 @@ class AsyncClient:
         )
         manifest.pop("status", None)
         with self._explained(namespace, job.name):
-            return DistributedTrainingJob.from_cluster(await self._api.create(manifest))
+            return DistributedTrainingJob.from_cluster(await create(self._api, job, manifest, archive))
+
+    async def defaults(self, namespace: str | None = None) -> Defaults | None:
+        """Return the defaults that the ConfigMap `dtj-defaults` of a namespace has; None without one."""
+        namespace = namespace or self.namespace
+        config = {"apiVersion": "v1", "kind": "ConfigMap"}
+        config["metadata"] = {"name": CONFIG_MAP, "namespace": namespace}
+        with self._explained(namespace):
+            return of_config_map(await self._api.get(config), namespace)
 
     async def get(
         self, name: str, *, namespace: str | None = None, uid: str | None = None

@@ -47,6 +47,8 @@ class Selection:
     entries: list[tuple[str, Path]] = field(default_factory=list)
     """Name in the archive, and path."""
     left_out: list[LeftOut] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    """Files and folders that stay out because of a pattern."""
 
 
 def select(folder: Path) -> Selection:
@@ -115,6 +117,7 @@ def _walk(
             raise Unusable(f"the name {shown(name)} is not UTF-8", "rename the file")
         if entry.is_dir(follow_symlinks=False):
             if patterns.match_file(f"{name}/"):
+                selection.ignored.append(f"{name}/")
                 continue
             if any(Path(entry.path, mark).exists() for mark in _ENVIRONMENT_MARKS):
                 selection.left_out.append(LeftOut(f"{name}/", "a Python environment"))
@@ -124,6 +127,7 @@ def _walk(
             continue
         kept = patterns.check_file(name).include
         if kept:  # A pattern matches: the file stays out.
+            selection.ignored.append(name)
             continue
         _check(name, entry, folder, prefix)
         size = entry.stat().st_size

@@ -14,6 +14,10 @@ _OTHER_UID = re.compile(r"UID in (the )?precondition|metadata\.uid")
 """Matches the API server's message to a deletion (409) or a patch (422) that names the uid of another job."""
 
 
+class NameTaken(DtjError):
+    """Another job has the name."""
+
+
 @contextmanager
 def explained(host: str, namespace: str | None = None, name: str | None = None) -> Iterator[None]:
     """Convert an ApiError of the block into a DtjError. name: name of the job in the request."""
@@ -57,7 +61,7 @@ def explanation(
         case 409 | 422 if name and _OTHER_UID.search(message):
             return replaced(name, namespace)
         case 409:
-            return DtjError(
+            return NameTaken(
                 f"there is a job {name} in namespace {namespace} already",
                 f"`dtj delete {name}` deletes it; or take another name",
             )

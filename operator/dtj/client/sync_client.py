@@ -110,6 +110,7 @@ class Client:
         return self._client.namespace
 
     submit = _blocking(AsyncClient.submit)
+    defaults = _blocking(AsyncClient.defaults)
     get = _blocking(AsyncClient.get)
     list = _blocking(AsyncClient.list)
     watch = _iterating(AsyncClient.watch)

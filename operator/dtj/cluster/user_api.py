@@ -19,7 +19,7 @@ from dtj.api.job import Manifest
 from dtj.cluster import user_agent
 from dtj.cluster.api import KubernetesApi, own_namespace
 from dtj.cluster.kubernetes_client import api_client, client, config
-from dtj.cluster.paths import segment
+from dtj.cluster.paths import object_path, segment
 from dtj.cluster.port import ApiError
 from dtj.cluster.rest_client import MERGE_PATCH
 
@@ -80,6 +80,11 @@ class UserApi(KubernetesApi):
         options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         options |= {} if uid is None else {"preconditions": {"uid": uid}}
         await self._request("DELETE", f"{_jobs(namespace)}/{segment(name)}", KIND, options)
+
+    async def set_owner(self, manifest: Manifest, owner: Manifest) -> None:
+        """Make an object belong to another one, with which Kubernetes deletes it. owner: an ownerReference."""
+        patch = {"metadata": {"ownerReferences": [owner]}}
+        await self._request("PATCH", object_path(manifest), manifest["kind"], patch, MERGE_PATCH)
 
     async def list_pods(self, namespace: str, job: str) -> list[Manifest]:
         """List the pods of a job."""

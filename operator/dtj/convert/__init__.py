@@ -1,1 +1,1 @@
-"""Conversion of the jobs of other operators to DistributedTrainingJobs."""
+"""Conversion of the jobs of other operators, and of scripts, to DistributedTrainingJobs."""

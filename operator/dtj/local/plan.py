@@ -215,6 +215,9 @@ def _own_environment(pod: Manifest, place: Place, first: contract.PodInfo | None
         contract.ENV_PROGRESS_PORT: str(place.ports.get((name, contract.PROGRESS_PORT), "")),
         **place.environment,
     }
+    archive = str(contract.CODE_DIR / contract.CODE_FILE)
+    if any(variable.get("value") == archive for variable in trainer_container(pod)["env"]):
+        env[contract.ENV_CODE_ARCHIVE] = str(place.run / contract.CODE_FILE)
     if first:
         env[contract.ENV_LOCAL_WORKERS] = str(place.run / f"{first.role}-")
     return env

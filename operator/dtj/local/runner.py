@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
 import time
 import uuid
@@ -83,11 +84,13 @@ def run_job(
     home: Path,
     s3: S3Store = S3Store.EMBEDDED,
     data: Path | None = None,
+    archive: Path | None = None,
     resume: bool = False,
 ) -> Outcome:
     """Run a valid job to its end. Return when no process of the run is left.
 
-    home: the folder of dtj's files. data: a folder to upload to data.uri. resume: continue the stored run of that
+    home: the folder of dtj's files. data: a folder to upload to data.uri. archive: the archive
+    of `spec.code`, in place of its ConfigMap; the run keeps a copy. resume: continue the stored run of that
     name. Raises DtjError if the job can't run on this machine, before any process starts.
     """
     check_machine(job)
@@ -100,10 +103,10 @@ def run_job(
             f"runPolicy.managedBy is {manager}: another controller runs this job",
             "remove managedBy to run the job on this machine",
         )
-    if job.spec.code is not None and job.spec.code.config_map is not None:
+    if archive is None and job.spec.code is not None and job.spec.code.config_map is not None:
         raise Unusable(
             "spec.code.configMap is an object of a cluster, and this machine has none",
-            "remove spec.code, and run the job in the folder of the program",
+            "`dtj run FOLDER` runs a folder; or remove spec.code, and run the job in the folder of the program",
         )
     run = Runs(home).run(job.name, job.namespace)
     with run.locked() as lock:
@@ -119,6 +122,8 @@ def run_job(
             if stored is None:
                 run.remove()
             run.folder.mkdir(parents=True, exist_ok=True)
+            if archive is not None:
+                shutil.copyfile(archive, run.folder / contract.CODE_FILE)
             if note := without_own_root(run.folder):
                 watcher.note(note)
             guard = Guard(ENV_RUN, place.mark, run.folder, (*store.descriptors, lock))

@@ -6,7 +6,7 @@ instead.
 
 from __future__ import annotations
 
-from dtj.api.horovod import LAUNCHER, SSH_VOLUME, WORKER, slots_per_worker
+from dtj.api.horovod import HOROVOD, LAUNCHER, SSH_VOLUME, WORKER, slots_per_worker
 from dtj.api.job import Job, Manifest
 from dtj.api.names import host_name, ssh_secret_name
 from dtj.api.pod_template import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
@@ -36,7 +36,6 @@ _MPI_DIR = "/etc/mpi"
 _SSH_ARGS = f"-F {SSH_CONFIG_FILE} -o ConnectionAttempts=10"
 # start.sh reads the variable in images without dtj-launch. dtj-launch always waits.
 LAUNCHER_WAITS = {"DTJ_LAUNCHER_WAITS": "yes"}
-_LAUNCHER = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
 _LAUNCHER_OTHERWISE = {
     "requests": {"ephemeral-storage": "100Mi"},
     "limits": {"cpu": "2", "ephemeral-storage": "10Gi"},
@@ -45,7 +44,8 @@ _LAUNCHER_OTHERWISE = {
 
 def launcher_spec(job: Job) -> ReplicaSpec:
     """Return the launcher of the spec, or the default one."""
-    default = ReplicaSpec(resources=Resources(**resources_like_replicas(job, _LAUNCHER, _LAUNCHER_OTHERWISE)))
+    least = HOROVOD.roles[LAUNCHER].resources
+    default = ReplicaSpec(resources=Resources(**resources_like_replicas(job, least, _LAUNCHER_OTHERWISE)))
     return job.spec.replica_specs.launcher or default
 
 

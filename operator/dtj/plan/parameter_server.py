@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dtj.api.job import Job, Manifest
 from dtj.api.names import config_name, host_name
-from dtj.api.parameter_server import EVALUATOR, PS, WORKER
+from dtj.api.parameter_server import CHIEF, EVALUATOR, PARAMETER_SERVER, PS, WORKER
 from dtj.api.pod_template import TRAINER_CONTAINER, program_of
 from dtj.api.spec import ChiefSpec, ReplicaSpec, Resources
 from dtj.api.strategy import pods_of
@@ -21,7 +21,7 @@ from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod, replicas, 
 from dtj.plan.start import START, config_map, started
 from dtj_trainer import contract
 
-_DEFAULT_CHIEF = ChiefSpec(resources=Resources(requests={"cpu": "500m", "memory": "1Gi"}))
+_DEFAULT_CHIEF = ChiefSpec(resources=Resources(**PARAMETER_SERVER.roles[CHIEF].resources))
 # gRPC options for TensorFlow: a connection breaks when sent data stays unacknowledged for this time, instead of after
 # 15 minutes. Keepalive pings are off, because a server closes connections that ping too often.
 _GIVE_UP_SILENT = (

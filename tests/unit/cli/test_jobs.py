@@ -1,6 +1,5 @@
 """The commands on the jobs of a cluster, with a client in the place of the cluster.
 
-* `submit` with `--wait` and `--follow`
 * `list`, `status`, `events`, `logs`, `top` and `artifacts`
 * `wait`, `suspend`, `resume`, `scale` and `delete`
 * live views with and without a terminal
@@ -10,12 +9,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import threading
 import unicodedata
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,82 +28,9 @@ from dtj.cli.terminal import output
 from dtj.client import DistributedTrainingJob, JobEvent, LogLine, LogQuery
 from dtj.client.views import pod_of
 from tests.unit.support.fake_client import FakeArtifacts, FakeClient, call, job
-from tests.unit.support.jobs import manifest
 from tests.unit.support.pods import START, WORKER_0, healthy
 
 pytestmark = pytest.mark.usefixtures("client")
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    made = copy.deepcopy(manifest("fresh"))
-    made["metadata"] = {"name": "fresh"}
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(made))
-    return path
-
-
-def test_submit_makes_the_job_of_a_file(client: type[FakeClient], file: Path) -> None:
-    result = call("submit", file, "--name", "try-2", "-n", "team")
-    assert (result.exit_code, result.stdout) == (0, "try-2 submitted to namespace team\n")
-    assert client.jobs["try-2"].spec.image == "trainer:1"
-
-
-def test_submit_and_wait_ends_with_the_jobs_outcome(client: type[FakeClient], file: Path) -> None:
-    result = call("submit", file, "--wait", "--timeout", "2h")
-    assert result.exit_code == 1  # A job without a status has not succeeded.
-    assert ("wait", "fresh", 7200) in client.calls
-
-
-def test_submit_and_follow_prints_the_lines_and_ends_with_the_jobs_outcome(
-    client: type[FakeClient], file: Path
-) -> None:
-    result = call("submit", file, "--follow", "-n", "team")
-    first, line, *_, last = result.stdout.splitlines()
-    assert (first, line) == ("fresh submitted to namespace team", "[rank 0] step 1")
-    assert last.startswith("fresh")
-    assert result.exit_code == 1  # A job without a status has not succeeded.
-    assert ("logs", LogQuery(follow=True), "team") in client.calls
-    assert ("wait", "fresh", None) in client.calls
-
-
-def test_submit_and_follow_leaves_standard_output_to_the_machine(file: Path) -> None:
-    result = call("submit", file, "--follow", "-o", "json")
-    assert json.loads(result.stdout)["metadata"]["name"] == "fresh"
-    assert "[rank 0] step 1" in result.stderr
-
-
-def test_who_stops_to_follow_is_told_that_the_job_goes_on(
-    client: type[FakeClient], file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> Iterator[LogLine]:
-        yield LogLine("rank 0", "step 1")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(client, "logs", interrupted)
-    result = call("submit", file, "-f")
-    assert result.exit_code == 130
-    assert result.stderr == "fresh keeps running; `dtj logs fresh -n ml -f` follows it again\n"
-
-
-def test_submit_can_not_follow_for_a_time(client: type[FakeClient], file: Path) -> None:
-    result = call("submit", file, "--follow", "--timeout", "1h")
-    assert "--timeout can't be used with --follow" in str(result.exception)
-    assert "fresh" not in client.jobs
-
-
-def test_submit_refuses_two_namespaces(file: Path) -> None:
-    made = yaml.safe_load(file.read_text())
-    made["metadata"]["namespace"] = "ml"
-    file.write_text(yaml.safe_dump(made))
-    result = call("submit", file, "-n", "other")
-    assert "has namespace ml" in str(result.exception)
-    assert call("submit", file, "-n", "ml").exit_code == 0
-
-
-def test_submit_prints_what_was_made(file: Path) -> None:
-    made = json.loads(call("submit", file, "-o", "json").stdout)
-    assert made["metadata"] == {"name": "fresh", "namespace": "ml"}
 
 
 def test_list_is_a_table_as_wide_as_it_must_be(client: type[FakeClient]) -> None:

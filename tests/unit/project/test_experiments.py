@@ -79,7 +79,7 @@ def test_the_commands_of_the_page_submit_every_run(tmp_path: Path) -> None:
     blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     lines = re.findall(r"^\$ (.*dtj submit.*)$", PAGE, re.MULTILINE)
     subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", "\n".join([*blocks, *lines]).replace(" --follow", "")],
+        ["bash", "-euo", "pipefail", "-c", "\n".join([*blocks, *lines])],
         cwd=ROOT,
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SUBMITTED": str(submitted)},
         check=True,

@@ -13,6 +13,8 @@ from dtj.api.condition_types import ConditionType
 from dtj.api.errors import DtjError, NotFound, TimedOut
 from dtj.cli.main import app
 from dtj.client import DistributedTrainingJob, JobEvent, LogLine, LogQuery, Pod, PodUsage
+from dtj.client.defaults import Defaults
+from dtj.client.failures import NameTaken
 from dtj.client.views import ALL_LINES, pod_of
 from dtj.status.times import written_time
 from tests.unit.support.jobs import manifest
@@ -24,6 +26,10 @@ class FakeClient:
 
     jobs: dict[str, DistributedTrainingJob]
     calls: list[Any]
+    archive: bytes | None
+    """That of the last submitted job."""
+    given: Defaults | None = None
+    """Those of the namespace."""
 
     def __init__(self, *, namespace: str | None = None, context: str | None = None) -> None:
         self.namespace = namespace or "ml"
@@ -38,11 +44,22 @@ class FakeClient:
     def close(self) -> None:
         pass
 
-    def submit(self, job: DistributedTrainingJob, *, namespace: str | None) -> DistributedTrainingJob:
+    def submit(
+        self, job: DistributedTrainingJob, *, archive: Path | None, namespace: str | None
+    ) -> DistributedTrainingJob:
+        if job.name in self.jobs:
+            raise NameTaken(f"there is a job {job.name} in namespace {self.namespace} already")
         where = namespace or job.metadata.namespace or self.namespace
         made = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": where})})
         self.jobs[job.name] = made
+        FakeClient.archive = archive.read_bytes() if archive else None
         return made
+
+    def defaults(self) -> Defaults | None:
+        return self.given
+
+    def watch(self, name: str, *, namespace: str | None = None) -> Iterator[DistributedTrainingJob]:
+        yield self.get(name)
 
     def get(self, name: str, *, namespace: str | None = None) -> DistributedTrainingJob:
         if name not in self.jobs:

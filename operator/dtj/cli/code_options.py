@@ -1,0 +1,225 @@
+"""The options of `dtj submit` and `dtj run` that make a job of a script or a folder."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from dtj.api.errors import Unusable
+from dtj.cli.terminal import errors
+from dtj.cli.words import Words
+
+if TYPE_CHECKING:
+    from dtj.api.job import Manifest
+    from dtj.client.code_job import Program, Wishes
+    from dtj.client.defaults import Defaults, Value
+
+_PANEL = "Of a script or folder"
+_MOST_NAMED = 5
+_MOST_ENV_BYTES = 1024**2
+
+_OPTION_OF = {
+    "artifacts.uri": "--artifacts",
+    "artifacts.endpoint": "--artifacts-endpoint",
+    "artifacts.secretName": "--secret",
+    "serviceAccountName": "--service-account",
+    "accelerator.nodeSelector": "--node-selector",
+}
+"""The option by the key of the default."""
+
+TargetArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="Job file, Python script or folder. `-` is a job file on standard input.", metavar="TARGET"
+    ),
+]
+
+
+def _option(help_: str, metavar: str, *, least: int | None = None) -> Any:
+    return typer.Option(help=help_, metavar=metavar, min=least, rich_help_panel=_PANEL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeOptions:
+    """The values of the options. None: not given. `with_code_options` makes the options of the fields."""
+
+    workers: Annotated[int | None, _option("Number of workers; default: 2.", "N", least=1)] = None
+    ps: Annotated[int | None, _option("Number of parameter servers.", "N", least=1)] = None
+    gpus: Annotated[int | None, _option("GPUs of each worker.", "N", least=0)] = None
+    strategy: Annotated[str | None, _option("Strategy; default: what the script imports.", "NAME")] = None
+    image: Annotated[str | None, _option("Image of every replica.", "IMAGE")] = None
+    artifacts: Annotated[
+        str | None, _option("Where checkpoints, logs and the model go: s3://bucket/prefix.", "URI")
+    ] = None
+    artifacts_endpoint: Annotated[str | None, _option("URL of the job's S3-compatible store.", "URL")] = None
+    secret: Annotated[str | None, _option("Secret with the job's S3 credentials.", "NAME")] = None
+    service_account: Annotated[
+        str | None, _option("ServiceAccount that reaches the bucket without a Secret.", "NAME")
+    ] = None
+    node_selector: Annotated[list[str] | None, _option("Label of the GPU nodes.", "KEY=VALUE")] = None
+    env: Annotated[list[str] | None, _option("Environment variable, visible in the job.", "KEY=VALUE")] = None
+    env_file: Annotated[Path | None, _option("File with a KEY=VALUE in each line.", "FILE")] = None
+    env_from: Annotated[
+        list[str] | None, _option("Secret of the cluster; each key is a variable.", "SECRET")
+    ] = None
+    entrypoint: Annotated[
+        str | None, _option("The script in a folder; default: train.py, main.py or the only one.", "SCRIPT")
+    ] = None
+
+    def refuse_for(self, file: Path) -> None:
+        """Raise Unusable if an option is given: the fields of a job file say the same."""
+        for each in fields(self):
+            if getattr(self, each.name) not in (None, []):
+                raise Unusable(
+                    f"--{each.name.replace('_', '-')} is for a script or a folder, and {file} is a job file",
+                    "change the file",
+                )
+
+    def program(self, target: Path) -> Program:
+        """Return the program of a script or folder, and print what it was recognized by. Raises Unusable."""
+        from dtj.client.code_job import read_program
+
+        if not target.exists():
+            raise Unusable(f"{target} does not exist")
+        program = read_program(target, self.entrypoint, self.strategy)
+        found = program.strategy
+        if self.strategy is None:
+            errors.print(f"{program.entrypoint}:{found.line}: {found.text} → strategy {found.strategy}")
+        return program
+
+    def wishes(self, words: Words) -> Wishes:
+        """Return what the options ask for. Raises Unusable."""
+        from dtj.client.code_job import Wishes
+
+        env = dict(_of_file(self.env_file)) if self.env_file else {}
+        env |= dict(_pair(text, "--env") for text in self.env or [])
+        return Wishes(
+            workers=2 if self.workers is None else self.workers,
+            ps=self.ps,
+            gpus=self.gpus or 0,
+            env=env,
+            env_from=self.env_from or [],
+            args=words.after or (),
+        )
+
+    def defaults(self, strategy: str) -> Defaults:
+        """Return the options that take the place of defaults. Raises Unusable."""
+        from dtj.client.defaults import OPTIONS, read_plain
+
+        artifacts = {
+            "uri": self.artifacts, "endpoint": self.artifacts_endpoint, "secretName": self.secret,
+        }  # fmt: skip
+        selector = dict(_pair(text, "--node-selector") for text in self.node_selector or [])
+        plain = {
+            "image": {strategy: self.image} if self.image else None,
+            "artifacts": {key: value for key, value in artifacts.items() if value is not None} or None,
+            "serviceAccountName": self.service_account,
+            "accelerator": {"nodeSelector": selector} if selector else None,
+        }
+        try:
+            return read_plain({key: value for key, value in plain.items() if value is not None}, OPTIONS)
+        except Unusable as error:
+            message = error.message.removeprefix(f"{OPTIONS}: ")
+            for key, option in _OPTION_OF.items():
+                message = message.replace(f"{key}: ", f"{option}: ")
+            raise Unusable(message) from None
+
+
+def with_code_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of CodeOptions; the function gets their values as its argument `code`."""
+    own = inspect.signature(function, eval_str=True)
+    hints = get_type_hints(CodeOptions, include_extras=True)
+    names = [each.name for each in fields(CodeOptions)]
+
+    def command(**given: Any) -> None:
+        code = CodeOptions(**{name: given.pop(name) for name in names})
+        function(**given, code=code)
+
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hints[name])
+        for name in names
+    ]
+    kept = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in own.parameters.items()
+        if name != "code"
+    ]
+    command.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+@contextmanager
+def code_job(
+    program: Program,
+    wishes: Wishes,
+    name: str,
+    image: str,
+    defaults: Mapping[str, Value],
+    *,
+    local: bool = False,
+) -> Iterator[tuple[Manifest, Path]]:
+    """Yield the job of a program and its archive, which exists during the context. Raises Unusable.
+
+    Prints what the archive has and what stays out of it. local: the job runs on this machine.
+    """
+    from dtj.client.code_job import job_manifest, packed_code
+
+    with tempfile.TemporaryDirectory(prefix="dtj-code-") as folder:
+        archive = Path(folder) / "code.tar.gz"
+        store = defaults.get("artifacts.uri")
+        with archive.open("wb") as file:
+            packed, code = packed_code(program, file, store.value if store else None, local=local)
+        files = sum(not path.is_dir() for _, path in program.selection.entries)
+        count = "1 file" if files == 1 else f"{files:,} files"
+        errors.print(f"{program.folder}: {count}, {_size(packed.packed_bytes)} packed")
+        _tell_left_out(program)
+        yield job_manifest(name, program, code, image, wishes, defaults), archive
+
+
+def _tell_left_out(program: Program) -> None:
+    selection = program.selection
+    for each in selection.left_out:
+        errors.print(f"left out: {each.name}: {each.why}", style="yellow")
+    if named := selection.ignored:
+        more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+        errors.print(f"left out by patterns: {', '.join(named[:_MOST_NAMED])}{more}", style="dim")
+
+
+def _size(number: int) -> str:
+    return f"{number:,} bytes" if number < 1024 else f"{number / 1024:,.1f} KiB"
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise Unusable(f"{option} {text}: must be KEY=VALUE")
+    return key, value
+
+
+def _of_file(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the variables of a file. Quotes stay, as in `docker run --env-file`."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_ENV_BYTES + 1)
+        if len(text) > _MOST_ENV_BYTES:
+            raise Unusable(f"--env-file {path}: more than {_MOST_ENV_BYTES:,} bytes")
+        lines = text.decode("utf-8-sig").splitlines()
+    except OSError as error:
+        raise Unusable(f"--env-file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Unusable(f"--env-file {path}: not text in UTF-8") from None
+    for number, line in enumerate(lines, start=1):
+        stripped = line.strip()
+        if stripped and not stripped.startswith("#"):
+            key, equals, value = stripped.partition("=")
+            if not (key and equals):
+                raise Unusable(f"--env-file {path}, line {number}: must be KEY=VALUE")
+            yield key, value

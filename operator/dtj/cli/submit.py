@@ -1,0 +1,216 @@
+"""`dtj submit` runs a job file, a script or a folder on the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dtj.api.errors import Unreachable, Unusable
+from dtj.api.status import Phase
+from dtj.cli.code_options import CodeOptions, TargetArgument, code_job, with_code_options
+from dtj.cli.connection import ContextOption, NamespaceOption, connect
+from dtj.cli.durations import TimeoutOption
+from dtj.cli.job_files import read_one_job, with_words
+from dtj.cli.logs import LinePainter
+from dtj.cli.sentences import sentence_of
+from dtj.cli.status_view import failure_lines, one_line
+from dtj.cli.terminal import Format, FormatOption, VisibleConsole, echo, errors, output, print_data
+from dtj.cli.words import WithWords, Words, is_program, words_of
+
+if TYPE_CHECKING:
+    from dtj.client import Client, DistributedTrainingJob
+    from dtj.client.defaults import Defaults
+
+app = typer.Typer()
+
+
+@app.command(cls=WithWords)
+@with_code_options
+def submit(
+    ctx: typer.Context,
+    target: TargetArgument,
+    code: CodeOptions,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the job; default: the file's, or the script's with a random end."),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow/--detach", "-f/-d", help="Print the job's output until its end, or end at once."
+        ),
+    ] = True,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the job has ended, and print no output of it.")
+    ] = False,
+    timeout: TimeoutOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Send nothing; with -o yaml, print the job file.")
+    ] = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    format_: FormatOption = None,
+) -> None:
+    """Run a script, a folder or a job file on the cluster; `dtj run` runs it on this machine.
+
+    The folder of a script is sent with the script: no image is built. Words after `--` are the program's arguments,
+    or with a job file replace command and args. Ctrl-C leaves the job. Exit code 1: the job failed.
+
+    ```
+    dtj submit train.py --workers 4 --gpus 1 -- --epochs 3
+    dtj submit my-training --entrypoint train.py --detach
+    dtj submit job.yaml --name try-2 --wait --timeout 2h
+    ```
+    """
+    from dtj.client.failures import NameTaken
+
+    if timeout is not None and not wait:
+        raise Unusable("--timeout needs --wait", "add --wait, or leave --timeout out")
+    words = words_of(ctx)
+    client = connect(namespace, context)
+    with _job(client, target, name, code, words, namespace) as (job, archive):
+        if dry_run:
+            _dry_run(job, format_)
+            return
+        try:
+            submitted = client.submit(job, archive=archive, namespace=namespace)
+        except NameTaken as error:
+            raise NameTaken(error.message, words.line(name=_another_name(job.name))) from None
+    if format_ is None:
+        echo(f"{submitted.name} submitted to namespace {submitted.namespace}")
+    if archive is not None:
+        _tell_of_bucket(submitted)
+    if wait:
+        submitted = client.wait(submitted.name, timeout=timeout, namespace=submitted.namespace)
+    elif follow:
+        submitted = _followed(client, submitted, errors if format_ else output)
+    if format_ is None and (wait or follow):
+        echo(one_line(submitted))
+    if format_:
+        print_data(submitted.to_manifest(), format_)
+    if wait or follow:
+        raise typer.Exit(0 if submitted.status.phase is Phase.SUCCEEDED else 1)
+
+
+@contextmanager
+def _job(
+    client: Client, target: Path, name: str | None, code: CodeOptions, words: Words, namespace: str | None
+) -> Iterator[tuple[DistributedTrainingJob, Path | None]]:
+    """Yield the job of a target, and its archive if the target is a script or folder. Raises DtjError."""
+    from dtj.client import DistributedTrainingJob
+
+    if not is_program(target):
+        code.refuse_for(target)
+        manifest, _ = read_one_job(target)
+        manifest = with_words(manifest, words)
+        if name:
+            manifest = {**manifest, "metadata": {**manifest["metadata"], "name": name}}
+        job = DistributedTrainingJob.from_manifest(manifest)
+        if namespace and job.metadata.namespace not in (None, namespace):
+            raise Unusable(
+                f"{target} has namespace {job.metadata.namespace}, but --namespace is {namespace}",
+                "leave out one of them",
+            )
+        yield job, None
+        return
+    from dtj.client.code_job import random_name
+    from dtj.client.defaults import OPTIONS, config_file, name_of_config_map, of_file, resolved
+
+    program, wishes = code.program(target), code.wishes(words)
+    strategy, file = program.strategy.strategy, config_file()
+    values = resolved(
+        [
+            (OPTIONS, code.defaults(strategy)),
+            (str(file), of_file(file)),
+            (name_of_config_map(client.namespace), _of_namespace(client)),
+        ]
+    )
+    if (image := values.get(f"image.{strategy}")) is None:
+        raise Unusable(
+            f"nothing names the image of a {strategy} job",
+            f"give --image, or set image.{strategy} in {file} or in {name_of_config_map(client.namespace)}",
+        )
+    if "artifacts.uri" not in values:
+        errors.print("nothing of the job is kept: give --artifacts s3://bucket/prefix", style="yellow")
+    with code_job(program, wishes, name or random_name(program.name), image.value, values) as (made, archive):
+        yield DistributedTrainingJob.from_manifest(made), archive
+
+
+def _of_namespace(client: Client) -> Defaults | None:
+    """Return the defaults of the namespace; none, with a note, if this user may not read them."""
+    try:
+        return client.defaults()
+    except Unreachable as error:
+        errors.print(f"the defaults of namespace {client.namespace} can't be read: {error}", style="yellow")
+        return None
+
+
+def _dry_run(job: DistributedTrainingJob, format_: Format | None) -> None:
+    from dtj.client import InvalidJobError
+
+    if faults := job.faults():
+        raise InvalidJobError(job.name, faults)
+    print_data(job.to_manifest(), format_ or Format.YAML)
+
+
+def _another_name(name: str) -> str:
+    from dtj.client.code_job import random_name
+
+    return random_name(name)
+
+
+def _tell_of_bucket(job: DistributedTrainingJob) -> None:
+    """Say which later commands need credentials that the submission did not need."""
+    store = job.spec.artifacts
+    if store is None:
+        return
+    or_secret = f", or the right to read the Secret {store.secret_name}" if store.secret_name else ""
+    errors.print(
+        f"artifacts: {job.artifacts_uri}; `dtj artifacts`, `dtj report` and, after the end, `dtj logs` need S3 "
+        f"credentials{or_secret}",
+        style="dim",
+    )
+
+
+def _followed(client: Client, job: DistributedTrainingJob, console: VisibleConsole) -> DistributedTrainingJob:
+    """Print what the job waits for, then its output until it has ended. Ctrl-C ends the printing, not the job."""
+    from dtj.client import LogQuery
+
+    painter = LinePainter()
+    try:
+        _until_it_runs(client, job)
+        try:
+            for line in client.logs(job.name, LogQuery(follow=True), namespace=job.namespace):
+                console.print(painter.painted(line))
+        except Unreachable as error:
+            # The pods of a short job may be gone. Their output is then in the bucket alone.
+            if not client.get(job.name, namespace=job.namespace).status.finished:
+                raise
+            errors.print(f"the output can't be read: {error}", style="yellow")
+        ended = client.wait(job.name, timeout=None, namespace=job.namespace)
+    except KeyboardInterrupt:
+        errors.print(
+            f"{job.name} keeps running; `dtj logs {job.name} -n {job.namespace} -f` follows it again, "
+            f"`dtj delete {job.name} -n {job.namespace}` ends it"
+        )
+        raise
+    if ended.status.phase is Phase.FAILED and ended.status.failure is not None:
+        for text in failure_lines(ended.status.failure):
+            errors.print(text)
+    return ended
+
+
+def _until_it_runs(client: Client, job: DistributedTrainingJob) -> None:
+    """Print each new state of a job until its pods run, or the job has ended."""
+    told = ""
+    for state in client.watch(job.name, namespace=job.namespace):
+        sentence = sentence_of(state.status)
+        if sentence != told:
+            errors.print(sentence, style="dim")
+        told = sentence
+        if state.status.phase is Phase.RUNNING or state.status.finished:
+            return

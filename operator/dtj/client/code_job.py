@@ -1,0 +1,201 @@
+"""Makes the job of a script or a folder: which program, which strategy, how many pods, from which image."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dtj.api.code import Code
+from dtj.api.errors import Unusable
+from dtj.api.identity import API_VERSION, KIND
+from dtj.api.job import Manifest
+from dtj.api.pod_template import TRAINER_CONTAINER
+from dtj.api.shown import enumerated
+from dtj.api.strategies import RULES
+from dtj.client.code_folder import Selection, pack, select
+from dtj.client.defaults import Value
+from dtj.convert.script import Found, found_in, strategy_of
+from dtj_trainer.contract.code_archive import CONFIG_MAP_BYTES, Packed
+
+USUAL_SCRIPTS = ("train.py", "main.py")
+_ALPHABET = "bcdfghjkmnpqrstvwxz23456789"
+_RANDOM_LENGTH = 5
+_LONGEST_NAME = 40
+"""Of a name that dtj makes. Names of pods and of objects are longer by a role and an index."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """The code of a job, and the script that runs."""
+
+    folder: Path
+    """The files in it are sent."""
+    entrypoint: str
+    """The script's path in the folder, with `/`."""
+    selection: Selection
+    strategy: Found
+
+    @property
+    def name(self) -> str:
+        """Return the script's name as the name of a job."""
+        words = re.sub(r"[^a-z0-9]+", "-", Path(self.entrypoint).stem.lower()).strip("-")
+        name = words if words[:1].isalpha() else f"job-{words}".strip("-")
+        return name[:_LONGEST_NAME].strip("-")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the options of a command ask for. None: the default."""
+
+    workers: int = 2
+    ps: int | None = None
+    gpus: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
+    env_from: Sequence[str] = ()
+    """Names of Secrets."""
+    args: Sequence[str] = ()
+    """Of the program."""
+
+
+def read_program(target: Path, entrypoint: str | None = None, strategy: str | None = None) -> Program:
+    """Return the program of a script or a folder.
+
+    target: a script, whose folder is sent, or a folder. entrypoint: path of the script in the folder; by default
+    train.py, main.py or the only script of the folder. strategy: by default that of the script.
+    Raises Unusable if the folder can't be sent, or does not tell script or strategy.
+    """
+    if target.is_dir():
+        folder, script = target, entrypoint or _only_script(target)
+    elif entrypoint is not None:
+        raise Unusable(f"--entrypoint names a script in a folder, and {target} is none", "give the folder")
+    else:
+        folder, script = target.parent, target.name
+    script = str(Path(script))
+    path = folder / script
+    if Path(script).is_absolute() or ".." in Path(script).parts:
+        raise Unusable(f"--entrypoint {script} must be the path of a script in {folder}")
+    if not path.is_file():
+        raise Unusable(f"there is no script {path}")
+    selection = select(folder)
+    if script not in {name for name, _ in selection.entries}:
+        raise Unusable(
+            f"the script {script} stays out of the archive", f"`!{script}` in .dtjignore takes it in"
+        )
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise Unusable(f"{path}: {error.strerror}") from None
+    found = strategy_of(source, script) if strategy is None else found_in(named(strategy), source, script)
+    return Program(folder, script, selection, found)
+
+
+def named(strategy: str) -> str:
+    """Return the strategy of a name in any case. Raises Unusable."""
+    known = next((name for name in RULES if name.lower() == strategy.lower()), None)
+    if known is None:
+        raise Unusable(f"--strategy must be {enumerated(RULES, 'or')}, got {strategy}")
+    return known
+
+
+def random_name(name: str) -> str:
+    """Return a name with a short random end."""
+    end = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_LENGTH))
+    return f"{name[:_LONGEST_NAME].strip('-')}-{end}"
+
+
+def packed_code(
+    program: Program, archive: BinaryIO, store: str | None, *, local: bool = False
+) -> tuple[Packed, Code]:
+    """Pack the code of a program; return what the archive has, and `spec.code`.
+
+    store: the `artifacts.uri` of the job, below which code goes that a ConfigMap can't have. local: the job runs on
+    this machine, which takes code of any size in place of its ConfigMap.
+    Raises Unusable if the folder can't be packed, or needs a bucket and there is none.
+    """
+    packed = pack(program.selection, archive)
+    code = Code(
+        digest=packed.digest, config_map=random_name(f"{program.name}-code"), entrypoint=program.entrypoint
+    )
+    if local or packed.packed_bytes <= CONFIG_MAP_BYTES:
+        return packed, code
+    if store is None:
+        raise Unusable(
+            f"the packed code has {packed.packed_bytes:,} bytes, and a ConfigMap takes {CONFIG_MAP_BYTES:,}",
+            "give --artifacts s3://bucket/prefix, or name in .dtjignore what the program does not need",
+        )
+    # One object for all jobs with this code.
+    uri = f"{store.rstrip('/')}/_code/{packed.digest.partition(':')[2]}.tar.gz"
+    return packed, Code(digest=packed.digest, uri=uri, entrypoint=program.entrypoint)
+
+
+def job_manifest(
+    name: str, program: Program, code: Code, image: str, wishes: Wishes, defaults: Mapping[str, Value]
+) -> Manifest:
+    """Return the job. image: of every replica. defaults: as `dtj.client.defaults.resolved` returns them."""
+    spec: dict[str, Any] = {
+        "strategy": program.strategy.strategy,
+        "image": image,
+        "args": list(wishes.args),
+        "env": [{"name": key, "value": value} for key, value in wishes.env.items()],
+        "code": code.model_dump(by_alias=True, mode="json", exclude_none=True),
+        "replicaSpecs": _replica_specs(program.strategy, wishes, defaults),
+        "accelerator": _table(defaults, "accelerator"),
+        "artifacts": _table(defaults, "artifacts"),
+    }
+    given = {key: value for key, value in spec.items() if value not in ([], {})}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": given}
+
+
+def _table(defaults: Mapping[str, Value], table: str) -> dict[str, Any]:
+    return {
+        key.partition(".")[2]: found.value for key, found in defaults.items() if key.startswith(f"{table}.")
+    }
+
+
+def _replica_specs(found: Found, wishes: Wishes, defaults: Mapping[str, Value]) -> Manifest:
+    rules = RULES[found.strategy]
+    replicas = dict(found.replicas)
+    if wishes.ps is not None:
+        if (ps := rules.role_of_option("ps")) is None:
+            raise Unusable(f"--ps is for parameter servers, and {found.strategy} has none", "leave out --ps")
+        replicas = {ps: wishes.ps}
+    worker = rules.role_of_option("workers")
+    assert worker is not None, "each strategy has workers"
+    specs: Manifest = {worker: {"replicas": wishes.workers, **({"gpus": wishes.gpus} if wishes.gpus else {})}}
+    specs |= {role: {"replicas": count} for role, count in replicas.items()}
+    if template := _template(wishes, defaults):
+        for role, rule in rules.roles.items():
+            if role not in specs and rule.implied:
+                specs[role] = {"resources": {kind: dict(amounts) for kind, amounts in rule.resources.items()}}
+            if role in specs and specs[role].get("replicas") != 0:
+                specs[role]["template"] = template
+    return specs
+
+
+def _template(wishes: Wishes, defaults: Mapping[str, Value]) -> Manifest:
+    """Return what the pods of each role have besides what dtj gives them."""
+    pod: Manifest = {}
+    if account := defaults.get("serviceAccountName"):
+        pod["serviceAccountName"] = account.value
+    if wishes.env_from:
+        sources = [{"secretRef": {"name": secret}} for secret in wishes.env_from]
+        pod["containers"] = [{"name": TRAINER_CONTAINER, "envFrom": sources}]
+    return {"spec": pod} if pod else {}
+
+
+def _only_script(folder: Path) -> str:
+    try:
+        scripts = sorted(path.name for path in folder.glob("*.py"))
+    except OSError as error:
+        raise Unusable(f"{folder}: {error.strerror}") from None
+    for name in USUAL_SCRIPTS:
+        if name in scripts:
+            return name
+    if len(scripts) == 1:
+        return scripts[0]
+    told = f"has the scripts {enumerated(scripts[:5], 'and')}" if scripts else "has no script"
+    raise Unusable(f"{folder} {told}, and dtj can't tell which one runs", "give --entrypoint train.py")

@@ -1,0 +1,166 @@
+"""Brings the archive of `spec.code` to the cluster, before the job that runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from base64 import b64encode
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from dtj.api.errors import DtjError, Unreachable, Unusable
+from dtj.api.identity import API_VERSION, KIND, LABEL_CODE
+from dtj.api.job import Manifest
+from dtj.client.artifacts import explained
+from dtj.client.changing import uninterrupted
+from dtj.client.credentials import environment_of
+from dtj.client.resource import DistributedTrainingJob
+from dtj.cluster.port import ApiError
+from dtj.cluster.user_api import UserApi
+from dtj_trainer import contract
+
+log = logging.getLogger(__name__)
+
+RULE = 'apiGroups: [""], resources: [configmaps], verbs: [get, create, patch, delete]'
+"""What a user needs to submit code that fits a ConfigMap."""
+
+
+async def create(
+    api: UserApi, job: DistributedTrainingJob, manifest: Manifest, archive: Path | None
+) -> Manifest:
+    """Send the archive that a job names, then create the job. Returns the job as the API server stores it.
+
+    A ConfigMap is made before the job, which becomes its owner. If the job is refused, the ConfigMap is deleted.
+    archive: None: `spec.code` of the job, if it has one, names an archive that is there.
+    Raises ApiError for the job, and DtjError for its archive.
+    """
+    code = job.spec.code
+    if archive is None or code is None:
+        return await api.create(manifest)
+    if code.config_map is None:
+        await _upload(api, job, archive)
+        return await api.create(manifest)
+    # Else the user would be told of the ConfigMap, not of the job.
+    if await api.get(manifest) is not None:
+        raise ApiError(409, "AlreadyExists", f"{job.name} exists")
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": code.config_map,
+            "namespace": job.namespace,
+            # Not a label of the operator: it would cache the archive.
+            "labels": {LABEL_CODE: job.name},
+        },
+        "immutable": True,
+        "binaryData": {contract.CODE_FILE: b64encode(await asyncio.to_thread(archive.read_bytes)).decode()},
+    }
+    async with _taken_back(api, config, manifest):
+        with _told(config):
+            await api.create(config)
+        created = await api.create(manifest)
+    await uninterrupted(_own(api, config, created))
+    return created
+
+
+@contextlib.asynccontextmanager
+async def _taken_back(api: UserApi, config: Manifest, job: Manifest) -> AsyncIterator[None]:
+    """Delete the ConfigMap if the block is interrupted or fails, and the job does not exist."""
+    try:
+        yield
+    except BaseException as error:
+        refused = isinstance(error, ApiError) and 400 <= error.status < 500
+        unmade = isinstance(error, DtjError)
+        if not unmade:
+            await uninterrupted(_settle(api, config, job, refused=refused))
+        raise
+
+
+async def _settle(api: UserApi, config: Manifest, job: Manifest, *, refused: bool) -> None:
+    """Delete the ConfigMap, unless the job was created though its answer did not arrive."""
+    metadata = config["metadata"]
+    try:
+        there = None if refused else await api.get(job)
+        if there is not None and _config_map_of(there) == metadata["name"]:
+            await _own(api, config, there)
+            return
+        if (made := await api.get(config)) is not None:
+            await api.delete(config, made["metadata"]["uid"])
+    except ApiError as error:
+        log.warning(
+            "the ConfigMap %s may be left: %s; `kubectl -n %s delete configmap %s` deletes it",
+            metadata["name"], error.message, metadata["namespace"], metadata["name"],
+        )  # fmt: skip
+
+
+async def _own(api: UserApi, config: Manifest, job: Manifest) -> None:
+    """Make the job the owner of the ConfigMap: Kubernetes then deletes the ConfigMap with the job."""
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"],
+    }
+    try:
+        await api.set_owner(config, owner)
+    except ApiError as error:
+        log.warning(
+            "the ConfigMap %s stays when the job is deleted: its owner could not be set: %s",
+            config["metadata"]["name"], error.message,
+        )  # fmt: skip
+
+
+def _config_map_of(job: Manifest) -> str | None:
+    name: str | None = ((job.get("spec") or {}).get("code") or {}).get("configMap")
+    return name
+
+
+@contextlib.contextmanager
+def _told(config: Manifest) -> Iterator[None]:
+    """Convert an ApiError about the ConfigMap into a DtjError that says how code can be sent."""
+    name, namespace = config["metadata"]["name"], config["metadata"]["namespace"]
+    try:
+        yield
+    except ApiError as error:
+        message = " ".join(error.message.split())
+        if error.status == 403:
+            raise Unreachable(
+                f"the code goes into a ConfigMap, and the cluster does not allow it: {message}",
+                f"ask for a Role in namespace {namespace} with the rule {{{RULE}}}",
+            ) from error
+        if error.status == 409:
+            raise DtjError(
+                f"there is a ConfigMap {name} in namespace {namespace} already", "try again"
+            ) from error
+        raise
+
+
+async def _upload(api: UserApi, job: DistributedTrainingJob, archive: Path) -> None:
+    """Put the archive into the bucket, unless it is there. Raises DtjError."""
+    from dtj_trainer.artifacts.store import open_store
+
+    code, store = job.spec.code, job.spec.artifacts
+    assert code is not None
+    assert code.uri is not None
+    if store is None:
+        raise Unusable(
+            "spec.code.uri is in the bucket of spec.artifacts, and the job has none", "set spec.artifacts"
+        )
+    try:
+        environment = await environment_of(api, job, store, None)
+    except Unreachable as error:
+        raise Unreachable(
+            f"the packed code is too large for a ConfigMap and goes to the bucket: {error.message}",
+            error.remedy,
+        ) from None
+    folder, _, key = code.uri.rpartition("/")
+
+    def put() -> None:
+        with explained():
+            bucket = open_store(folder, environment)
+            size = archive.stat().st_size
+            if not any(there.key == key and there.size == size for there in bucket.named(key)):
+                bucket.put_file(key, archive)
+
+    await asyncio.to_thread(put)
