@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import yaml
 
 from dtj.api.identity import GROUP, PLURAL
+from dtj.client.defaults import of_config_map
 from dtj.doctor.findings import PERMISSIONS
 from dtj.operator_flags import read_flags
 from dtj.plan.nodes import LOST_NODE_SECONDS
@@ -298,10 +298,18 @@ def test_each_namespace_gets_the_defaults_of_its_users() -> None:
     made = [each for each in case("two-namespaces") if each["metadata"]["name"] == "dtj-defaults"]
     assert [each["metadata"]["namespace"] for each in made] == ["team-a", "team-b"]
     assert "ConfigMap/dtj-defaults" not in rendered()
-    config = {"serviceAccountName": "trainer", "artifacts": {"uri": "s3://training/jobs"}}
+    toleration = {"key": "gpu", "operator": "Exists", "tolerationSeconds": 300}
+    config = {
+        "image": {"Horovod": "trainer:1"},
+        "serviceAccountName": "trainer",
+        "artifacts": {"uri": "s3://training/jobs"},
+        "accelerator": {"nodeSelector": {"example.com/pool": "a100"}, "tolerations": [toleration]},
+    }
     one = rendered({"userDefaults": {"config": config, "namespaces": ["team-c"]}})["ConfigMap/dtj-defaults"]
     assert one["metadata"]["namespace"] == "team-c"
-    assert tomllib.loads(one["data"]["config.toml"]) == config
+    read = of_config_map(one, "team-c")
+    assert read is not None
+    assert read.model_dump(by_alias=True, mode="json", exclude_unset=True) == config
 
 
 def test_who_edits_or_views_a_namespace_uses_or_sees_jobs_unless_told_otherwise() -> None:

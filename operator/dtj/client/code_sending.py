@@ -37,7 +37,10 @@ async def create(
     """
     code = job.spec.code
     if archive is None or code is None:
-        return await api.create(manifest)
+        created = await api.create(manifest)
+        if code is not None and code.config_map is not None:
+            await uninterrupted(_share(api, job.namespace, code.config_map, created))
+        return created
     if code.config_map is None:
         await _upload(api, job, archive)
         return await api.create(manifest)
@@ -94,8 +97,24 @@ async def _settle(api: UserApi, config: Manifest, job: Manifest, *, refused: boo
         )  # fmt: skip
 
 
+async def _share(api: UserApi, namespace: str, name: str, job: Manifest) -> None:
+    """Make the job another owner of the ConfigMap of an earlier job, with which the code would go otherwise.
+
+    A ConfigMap that dtj did not make stays as it is.
+    """
+    config: Manifest = {"apiVersion": "v1", "kind": "ConfigMap"}
+    config["metadata"] = {"name": name, "namespace": namespace}
+    try:
+        found = await api.get(config)
+    except ApiError as error:
+        log.debug("the ConfigMap %s is not read: %s", name, error)
+        return
+    if found is not None and LABEL_CODE in (found["metadata"].get("labels") or {}):
+        await _own(api, found, job)
+
+
 async def _own(api: UserApi, config: Manifest, job: Manifest) -> None:
-    """Make the job the owner of the ConfigMap: Kubernetes then deletes the ConfigMap with the job."""
+    """Make the job an owner of the ConfigMap: Kubernetes deletes the ConfigMap with the last of its owners."""
     owner = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -103,7 +122,7 @@ async def _own(api: UserApi, config: Manifest, job: Manifest) -> None:
         "uid": job["metadata"]["uid"],
     }
     try:
-        await api.set_owner(config, owner)
+        await api.add_owner(config, owner)
     except ApiError as error:
         log.warning(
             "the ConfigMap %s stays when the job is deleted: its owner could not be set: %s",

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from dtj.client import Artifacts, AsyncClient, DistributedTrainingJob, NotFound, Unreachable, Unusable
+from dtj.client import (
+    Artifacts,
+    AsyncClient,
+    DistributedTrainingJob,
+    Metadata,
+    NotFound,
+    Unreachable,
+    Unusable,
+)
 from dtj.client.code_files import unpack_code
 from dtj.client.code_folder import pack, select
 from tests.unit.support.http_cluster import HttpCluster
@@ -39,12 +47,12 @@ def coded(archive: bytes, **spec: Any) -> DistributedTrainingJob:
     return DistributedTrainingJob.from_cluster(stored(**{"code": code, "command": [], "args": [], **spec}))
 
 
-def store(server: HttpCluster, archive: bytes) -> None:
+def store(server: HttpCluster, archive: bytes, **metadata: Any) -> None:
     server.cluster.put(
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": "mnist-code", "namespace": "ml"},
+            "metadata": {"name": "mnist-code", "namespace": "ml", **metadata},
             "binaryData": {"code.tar.gz": b64encode(archive).decode()},
         }
     )
@@ -81,6 +89,22 @@ async def test_who_may_not_read_config_maps_is_told_which_right_is_missing(
     server.refusals["GET", "configmaps"] = [(403, "Forbidden", "configmaps is forbidden: user a cannot get")]
     with pytest.raises(Unreachable, match="user a cannot get"):
         await client.get_code(coded(archive), tmp_path)
+
+
+async def test_another_run_of_a_job_keeps_its_code(
+    server: HttpCluster, client: AsyncClient, archive: bytes
+) -> None:
+    def owners() -> list[str]:
+        config = server.cluster.objects["ConfigMap", "ml", "mnist-code"]
+        return [owner["name"] for owner in config["metadata"].get("ownerReferences", [])]
+
+    store(server, archive)
+    await client.submit(coded(archive))
+    assert owners() == [], "a ConfigMap that dtj did not make"
+    store(server, archive, labels={"dtj.dev/code": "mnist"}, ownerReferences=[{"name": "mnist", "uid": "1"}])
+    again = coded(archive).model_copy(update={"metadata": Metadata(name="mnist-2", namespace="ml")})
+    await client.submit(again)
+    assert owners() == ["mnist", "mnist-2"]
 
 
 async def test_a_program_in_the_image_has_no_code(client: AsyncClient, tmp_path: Path) -> None:
