@@ -13,7 +13,6 @@ from typing import Self
 from dtj.api.condition_types import ConditionType
 from dtj.api.errors import DtjError, TimedOut
 from dtj.api.identity import API_VERSION, KIND
-from dtj.api.job import Manifest
 from dtj.api.spec import ROLES
 from dtj.client.artifacts import Artifacts
 from dtj.client.changing import change, resume, set_suspend, uninterrupted
@@ -109,8 +108,8 @@ class AsyncClient:
     async def defaults(self, namespace: str | None = None) -> Defaults | None:
         """Return the defaults that the ConfigMap `dtj-defaults` of a namespace has; None without one."""
         namespace = namespace or self.namespace
-        config: Manifest = {"apiVersion": "v1", "kind": "ConfigMap"}
-        config["metadata"] = {"name": CONFIG_MAP, "namespace": namespace}
+        about = {"name": CONFIG_MAP, "namespace": namespace}
+        config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about}
         with self._explained(namespace):
             return of_config_map(await self._api.get(config), namespace)
 

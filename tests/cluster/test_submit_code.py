@@ -1,0 +1,125 @@
+"""`dtj submit FOLDER`, without credentials for the bucket in the environment of the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dtj.api.identity import LABEL_CODE
+from tests import stub_training
+from tests.cluster.jobs import Job, Namespace, until
+from tests.cluster.said import DTJ
+from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.cluster
+MARKS = {
+    "Horovod": "import horovod.torch",
+    "TorchDistributed": "import torch.distributed",
+    "ParameterServer": "import tensorflow\n    tensorflow.distribute.ParameterServerStrategy()",
+}
+PROGRAM = """\
+import os
+import stub
+
+def never_called():
+    {mark}
+
+print("the second module", stub.__name__, "and", open("data/words.txt").read(), "in", os.getcwd(), flush=True)
+stub.main()
+"""
+DEFAULTS = """\
+image = {{Horovod = "dtj-trainer-horovod:0.1.0", TorchDistributed = "dtj-trainer-horovod:0.1.0", \
+ParameterServer = "dtj-trainer-tensorflow:0.1.0"}}
+[artifacts]
+uri = "s3://training/jobs"
+endpoint = "{endpoint}"
+secretName = "s3-credentials"
+"""
+
+
+@dataclass
+class Submission:
+    """A running `dtj submit`."""
+
+    job: Job
+    process: subprocess.Popen[str]
+
+    def ended(self) -> str:
+        """What it printed, once the job has succeeded."""
+        out, err = self.process.communicate(timeout=300 * PATIENCE)
+        assert self.process.returncode == 0, f"{out}\n{err}\n{self.job.story()}"
+        return out
+
+    def log(self, name: str, attempt: int = 1) -> str:
+        return self.job.artifacts().read(f"logs/attempt-{attempt}/{name}.log").decode()
+
+
+@dataclass
+class Folder:
+    """The code of a strategy."""
+
+    path: Path
+    namespace: Namespace
+
+    def write(self, strategy: str, words: str) -> None:
+        (self.path / "data").mkdir(parents=True, exist_ok=True)
+        (self.path / "train.py").write_text(PROGRAM.format(mark=MARKS[strategy]))
+        module = Path(stub_training.__file__).read_text()
+        (self.path / "stub.py").write_text(module.replace('if __name__ == "__main__":', "def main():"))
+        (self.path / "data/words.txt").write_text(words)
+
+    def submit(self, name: str, *options: str, steps: int = 20) -> Submission:
+        program = ("stub-training", f"--steps={steps}", "--checkpoint-steps=10")
+        words = ["-n", self.namespace.name, "--name", name, *options, "--", *program]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        process = subprocess.Popen(
+            [DTJ, "submit", self.path, *words], env={**environment, "XDG_CONFIG_HOME": str(self.path.parent)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        return Submission(Job(self.namespace, name), process)
+
+
+def test_a_folder_becomes_ranks_of_each_strategy(namespace: Namespace, tmp_path: Path) -> None:
+    defaults = DEFAULTS.format(endpoint=os.environ["DTJ_TEST_S3_ENDPOINT"])
+    namespace.kubectl("create", "configmap", "dtj-defaults", f"--from-literal=config.toml={defaults}")
+    folders = {strategy: Folder(tmp_path / strategy.lower(), namespace) for strategy in MARKS}
+    for strategy, folder in folders.items():
+        folder.write(strategy, "old data")
+    started = time.monotonic()
+    lasting = folders["Horovod"].submit("mpi", "--env=OMPI_MCA_mpi_yield_when_idle=1", steps=100_000)
+    ddp = folders["TorchDistributed"].submit("ddp")
+    ps = folders["ParameterServer"].submit("ps", "--workers=1")
+
+    def told(data: str) -> str:
+        return f"the second module stub and {data} in /dtj/code"
+
+    until("the job of Horovod to exist", lambda: _exists(lasting.job), 60)
+    lasting.job.wait_for_step(10)
+    folders["Horovod"].write("Horovod", "new data")
+    namespace.kubectl("delete", "pod", "mpi-worker-1", "--force", "--grace-period=0")
+    until("the second attempt", lambda: lasting.job.status.get("attempt") == 2, 120)
+    for submission, sources in ((ddp, ("rank 0", "rank 1")), (ps, ("chief", "worker-0", "ps-0"))):
+        printed = submission.ended()
+        for source in sources:
+            assert f"[{source}] {told('old data')}" in printed
+    lasting.job.hurry_to_the_end()
+    printed = lasting.ended()
+    for rank in (0, 1):
+        for attempt in (1, 2):
+            assert told("old data") in lasting.log(f"rank-{rank}", attempt)
+
+    assert told("new data") in folders["Horovod"].submit("mpi-again").ended()
+    owned = {each["metadata"]["labels"][LABEL_CODE] for each in namespace.list("configmaps", LABEL_CODE)}
+    assert owned == {"mpi", "ddp", "ps", "mpi-again"}
+    namespace.kubectl("delete", "dtj", "--all", "--wait", timeout=120)
+    until("the ConfigMaps to go with their jobs", lambda: not namespace.list("configmaps", LABEL_CODE), 60)
+    print(f"four submissions took {time.monotonic() - started:.0f} s")
+
+
+def _exists(job: Job) -> bool:
+    return any(each["metadata"]["name"] == job.name for each in job.namespace.list("dtj"))
