@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.code import stored_code
 from tests.cluster.jobs import TORCH_EXAMPLE, Namespace, example
+from tests.cluster.said import DTJ
 
 pytestmark = pytest.mark.cluster
 FILES = {
@@ -38,6 +41,11 @@ def test_each_rank_runs_the_archive_of_a_config_map(namespace: Namespace, tmp_pa
     kept = jobs[1].artifacts()
     assert kept.read("code.tar.gz") == (tmp_path / "code.tar.gz").read_bytes()
     assert json.loads(kept.read("run.json"))["code"]["git"]["commit"] == "1a" * 20
+
+    without_keys = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    words = ("artifacts", "get", "by-torchrun", "code", str(tmp_path / "back"), "-n", namespace.name)
+    subprocess.run([DTJ, *words], env=without_keys, check=True)
+    assert {name: (tmp_path / "back/code" / name).read_text() for name in FILES} == FILES
 
 
 def test_a_config_map_that_was_made_anew_is_refused(namespace: Namespace, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from dtj.api.identity import GROUP
 from dtj_trainer.contract.history import GitState
@@ -14,6 +15,7 @@ ANNOTATION_REMOTE = f"{GROUP}/git-remote"
 ANNOTATION_MODIFIED = f"{GROUP}/git-modified"
 # SHA-1, and SHA-256 of newer repositories.
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_SCP = re.compile(r"[\w.+-]+@[\w.-]+:(?!//)[^\s@]+")
 _LONGEST = 255
 """Characters of a branch or a remote."""
 
@@ -35,9 +37,24 @@ def git_state_of(annotations: Mapping[str, object]) -> GitState | None:
     state: GitState = {"commit": commit, "modified": annotations.get(ANNOTATION_MODIFIED) != "false"}
     if branch := _text(annotations.get(ANNOTATION_BRANCH)):
         state["branch"] = branch
-    if remote := _text(annotations.get(ANNOTATION_REMOTE)):
+    if remote := without_credentials(_text(annotations.get(ANNOTATION_REMOTE))):
         state["remote"] = remote
     return state
+
+
+def without_credentials(url: str) -> str | None:
+    """Return the URL of a remote without user, password, query and fragment; None for a path of this machine."""
+    if _SCP.fullmatch(url):
+        return url
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return None
+    host = parts.netloc.rpartition("@")[2]
+    # A password with `/`, `?` or `#` ends what is parsed as the host.
+    if not host or parts.scheme == "file" or "@" in f"{parts.path}{parts.query}{parts.fragment}":
+        return None
+    return f"{parts.scheme}://{host}{parts.path}"
 
 
 def code_words(digest: str, state: GitState | None) -> str:

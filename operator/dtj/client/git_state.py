@@ -7,8 +7,8 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from dtj.api.git_annotations import without_credentials
 from dtj_trainer.contract.history import GitState
 
 _SECONDS = 5.0
@@ -18,7 +18,6 @@ _DETACHED = "(detached)"
 # The variables by which a hook of Git, or a shell, would name another repository.
 _OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY")
 _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-_SCP = re.compile(r"[\w.+-]+@[\w.-]+:(?!//)[^\s@]+")
 _FIELDS_BEFORE_PATH = {"1": 8, "2": 9, "u": 10}
 
 
@@ -66,21 +65,6 @@ def parsed_state(status: str, prefix: str, remotes: str, names: Iterable[str]) -
     if remote := _remote(remotes):
         state["remote"] = remote
     return state
-
-
-def without_credentials(url: str) -> str | None:
-    """Return the URL of a remote without user, password, query and fragment; None for a path of this machine."""
-    if _SCP.fullmatch(url):
-        return url
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return None
-    host = parts.netloc.rpartition("@")[2]
-    # A password with `/`, `?` or `#` ends what is parsed as the host.
-    if not host or parts.scheme == "file" or "@" in f"{parts.path}{parts.query}{parts.fragment}":
-        return None
-    return f"{parts.scheme}://{host}{parts.path}"
 
 
 def _differs(lines: Iterable[str], prefix: str, names: frozenset[str]) -> bool:

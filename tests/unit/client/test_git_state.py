@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtj.api.git_annotations import git_annotations, git_state_of
+from dtj.api.git_annotations import git_annotations, git_state_of, without_credentials
 from dtj.client import git_state as asking
-from dtj.client.git_state import git_state, parsed_state, without_credentials
+from dtj.client.git_state import git_state, parsed_state
 
 COMMIT = "1a" * 20
 CLEAN = f"# branch.oid {COMMIT}\0# branch.head main\0# branch.upstream origin/main\0# branch.ab +0 -0\0"
@@ -152,3 +152,5 @@ def test_what_anybody_may_annotate_has_few_bytes_and_one_line(values: dict[str, 
 def test_a_long_value_counts_as_absent() -> None:
     given = {"dtj.dev/git-commit": COMMIT, "dtj.dev/git-branch": "b" * 300, "dtj.dev/git-remote": "a\nb"}
     assert git_state_of(given) == {"commit": COMMIT, "modified": True}
+    given["dtj.dev/git-remote"] = "https://me:secret@host/a"
+    assert git_state_of(given) == {"commit": COMMIT, "modified": True, "remote": "https://host/a"}
