@@ -1,11 +1,13 @@
 """`python -m tests.bench.code`: what a job pays for code that it brings, and what a hostile archive costs a pod.
 
-Code is compared with the same program in the image, by `dtj run` on this machine, in turn. The stages are measured by
-themselves. Sending to a cluster is one request for a ConfigMap: `tests.bench.first_step` measures a cluster.
+Code is compared with the same program in the command of the job, in turn: by `dtj run` on this machine, and with
+`--cluster` by `dtj submit`, from the start of the command to the success of the job. The stages are measured by
+themselves.
 """
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import os
@@ -15,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +29,8 @@ from dtj_trainer.contract.code_archive import MOST_ENTRIES, unpack
 from tests.bench.figures import table
 from tests.bench.machine import machine
 from tests.bench.targets import Target, verdicts
+from tests.cluster import demo
+from tests.cluster.jobs import Job, Namespace, example
 
 ROUNDS = 5
 _MIB = 1024**2
@@ -38,10 +43,11 @@ def never_called():
 
 print(words.TOLD)
 """
-CODE, AGAIN, IMAGE = "code", "code with one changed line", "in the image"
+CODE, AGAIN, IMAGE = "code", "code with one changed line", "in the command"
+ADDS = "code adds, s"
 PACKING, UNPACKING = "peak memory of packing, MiB", "peak memory of unpacking, MiB"
 TARGETS = (
-    Target("code/more than in the image/1.5s", "code adds, s", 1.5),
+    *(Target(f"code/added by {how}/1.5s", f"{how}, {ADDS}", 1.5) for how in ("dtj run", "dtj submit")),
     Target("code/packing/128MiB", PACKING, 128.0),
     Target("code/unpacking/128MiB", UNPACKING, 128.0),
 )
@@ -91,7 +97,7 @@ def stages(folder: Path, top: Path) -> dict[str, float]:
 
 
 def runs(folder: Path, top: Path) -> dict[str, float]:
-    """Seconds of whole `dtj run`s, as medians, and what the code adds."""
+    """Seconds of whole `dtj run`s."""
     environment = {**os.environ, "DTJ_HOME": str(top / "home"), "XDG_CONFIG_HOME": str(top / "config")}
 
     def run(*words: str | Path) -> str:
@@ -107,17 +113,60 @@ def runs(folder: Path, top: Path) -> dict[str, float]:
     job = {"apiVersion": "dtj.dev/v1alpha1", "kind": "DistributedTrainingJob", "spec": spec}
     file = top / "job.yaml"
     file.write_text(yaml.safe_dump({**job, "metadata": {"name": "image"}}))
-    seconds: dict[str, list[float]] = {CODE: [], AGAIN: [], IMAGE: []}
+    in_image, with_code = lambda: run(file), lambda: run(folder, "--workers=1", "--name=code")
+    return in_turn(folder, "dtj run", lambda: _seconds(in_image), lambda: _seconds(with_code))
+
+
+def in_turn(
+    folder: Path, how: str, in_image: Callable[[], float], with_code: Callable[[], float]
+) -> dict[str, float]:
+    """The medians of the seconds of a job, and of what code adds in a round."""
+    seconds: dict[str, list[float]] = {IMAGE: [], CODE: [], AGAIN: []}
     for number in range(ROUNDS):
-        seconds[IMAGE].append(_seconds(lambda: run(file)))
+        seconds[IMAGE].append(in_image())
         for kind in (CODE, AGAIN):
             (folder / "words.py").write_text(f"TOLD = '{kind} {number}'\n")
-            seconds[kind].append(_seconds(lambda: run(folder, "--workers=1", "--name=code")))
-    medians = {f"{kind}, s": statistics.median(times) for kind, times in seconds.items()}
-    return {
-        **medians,
-        "code adds, s": statistics.median(a - b for a, b in zip(seconds[CODE], seconds[IMAGE], strict=True)),
+            seconds[kind].append(with_code())
+    medians = {f"{how}, {kind}, s": statistics.median(times) for kind, times in seconds.items()}
+    added = (code - image for code, image in zip(seconds[CODE], seconds[IMAGE], strict=True))
+    return {**medians, f"{how}, {ADDS}": statistics.median(added)}
+
+
+def submissions(folder: Path, top: Path, cluster: str) -> dict[str, float]:
+    """Seconds of jobs on a cluster, and of the commands that submit them."""
+    demo.bring_up(cluster)
+    namespace = Namespace(f"bench-code-{uuid.uuid4().hex[:6]}")
+    namespace.make()
+    commands: dict[str, list[float]] = {"a job file": [], "code": []}
+
+    def submitted(kind: str, *words: str | Path) -> float:
+        began, name = time.monotonic(), f"{kind.replace(' ', '-')}-{len(commands[kind])}"
+        command = [_DTJ, "submit", *words, "--name", name, "--detach", "-n", namespace.name]
+        subprocess.run(command, check=True, capture_output=True)
+        commands[kind].append(time.monotonic() - began)
+        Job(namespace, name).wait()
+        return time.monotonic() - began
+
+    spec = {
+        "strategy": "TorchDistributed",
+        "image": example("image")["spec"]["image"],
+        "command": ["python", "-c", _PROGRAM.replace("import words", "").replace("words.TOLD", "1")],
+        "replicaSpecs": {"worker": {"replicas": 1}},
     }
+    file = top / "submitted.yaml"
+    job = {"apiVersion": "dtj.dev/v1alpha1", "kind": "DistributedTrainingJob", "spec": spec}
+    file.write_text(yaml.safe_dump({**job, "metadata": {"name": "image"}}))
+    try:
+        figures = in_turn(
+            folder,
+            "dtj submit",
+            lambda: submitted("a job file", file),
+            lambda: submitted("code", folder, "--workers=1", f"--image={spec['image']}"),
+        )
+    finally:
+        namespace.delete(wait=False)
+    sent = {f"dtj submit itself, {kind}, s": statistics.median(times) for kind, times in commands.items()}
+    return figures | sent
 
 
 def limits(top: Path) -> tuple[dict[str, float], list[str]]:
@@ -165,6 +214,9 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def main() -> int:
     """Print figures and verdicts; 1 if a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cluster", choices=("local", "kind"), help="measure `dtj submit`, too")
+    given = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as place:
         top = Path(place)
@@ -174,6 +226,8 @@ def main() -> int:
         (folder / "words.py").write_text("TOLD = ''\n")
         (folder / "data/words.txt").write_text("words\n" * 1000)
         figures = stages(folder, top) | runs(folder, top)
+        if given.cluster:
+            figures |= submissions(folder, top, given.cluster)
         largest, refused = limits(top)
         figures |= largest
     print(table({"median": figures}), *refused, sep="\n")
