@@ -135,6 +135,12 @@ def test_annotations_come_back() -> None:
     assert git_state_of({}) is None
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may annotate a job",
+    "Memory for the Git commit of its code",
+    "a commit, a branch and a URL of 255 characters each",
+)
 @given(
     st.dictionaries(st.sampled_from(["commit", "branch", "remote", "modified"]), st.text() | st.integers())
 )

@@ -50,6 +50,12 @@ async def held(server: HttpCluster) -> tuple[int, int]:
         server.fault = None
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may submit code in ConfigMaps",
+    "Bytes of the code that it receives and holds",
+    "none: the ConfigMaps have none of the labels that it selects",
+)
 async def test_the_operator_holds_no_byte_of_the_code_of_100_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
