@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
+from dtj.api.code import config_maps_of
 from dtj.api.job import Manifest
 from dtj.doctor.check import Check, warning
 from dtj.doctor.findings import ClusterFindings, Unread
@@ -36,7 +37,7 @@ def left_over(config_maps: Iterable[Manifest], jobs: Iterable[Manifest], now: da
 
     config_maps: those with LABEL_CODE. Kubernetes deletes the ones with an owner.
     """
-    used = {((job.get("spec") or {}).get("code") or {}).get("configMap") for job in jobs}
+    used = {name for job in jobs for name in config_maps_of(job)}
     return sorted(
         metadata["name"]
         for metadata in (each["metadata"] for each in config_maps)

@@ -6,7 +6,7 @@ The pod has the job's own credentials, as the job's TensorBoard has. The operato
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dtj.api.identity import LABEL_MANAGED_BY, LABEL_RECORD, MANAGER
@@ -63,7 +63,6 @@ def record_pod(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: s
 def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
     """Return the record pod of a job without its metadata. env: variables besides those of the job's bucket."""
     config = mpijob_config_name if job.spec.by_mpi_operator else config_name
-    mounts, volumes = _code(job)
     pod: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -89,7 +88,7 @@ def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
                     "volumeMounts": [
                         {"name": "config", "mountPath": str(contract.CONFIG_DIR), "readOnly": True},
                         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount point, not a file of ours
-                        *mounts,
+                        *_code_mounts(job),
                     ],
                     **credentials(job),
                 }
@@ -98,7 +97,7 @@ def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
                 # A job whose spec is wrong has no ConfigMap.
                 {"name": "config", "configMap": {"name": config(job.name), "optional": True}},
                 {"name": "tmp", "emptyDir": {"sizeLimit": "10Mi"}},
-                *volumes,
+                *_code_volumes(job),
             ],
             **spec_of_templates(job, beside_gpus=True),
             **service_account(job),
@@ -107,14 +106,16 @@ def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
     return with_node_tolerations(with_restricted_security(pod))
 
 
-def _code(job: Job) -> tuple[list[Manifest], list[Manifest]]:
-    """Return the mount and the volume of the job's archive, for its copy in the bucket."""
-    fields = code_pod_spec(job)
-    if not fields:
-        return [], []
-    (container,), (volume,) = fields["containers"], fields["volumes"]
-    # The archive of a job that failed may be gone.
-    return container["volumeMounts"], [{**volume, "configMap": {**volume["configMap"], "optional": True}}]
+def _code_mounts(job: Job) -> Iterator[Manifest]:
+    """Yield the mounts of the archives in ConfigMaps, which are copied to the bucket."""
+    for container in code_pod_spec(job).get("containers", ()):
+        yield from container["volumeMounts"]
+
+
+def _code_volumes(job: Job) -> Iterator[Manifest]:
+    for volume in code_pod_spec(job).get("volumes", ()):
+        # The ConfigMap of a job that has failed may be gone.
+        yield {**volume, "configMap": {**volume["configMap"], "optional": True}}
 
 
 def end_of(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: str) -> EndRecord:
