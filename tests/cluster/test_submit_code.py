@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 
 from dtj.api.identity import LABEL_CODE
 from tests import stub_training
-from tests.cluster.jobs import Job, Namespace, until
+from tests.cluster.jobs import ROOT, Job, Namespace, until
 from tests.cluster.said import DTJ
 from tests.patience import PATIENCE
 
@@ -76,21 +76,18 @@ class Folder:
     def submit(self, name: str, *options: str, steps: int = 20) -> Submission:
         program = ("stub-training", f"--steps={steps}", "--checkpoint-steps=10")
         words = ["-n", self.namespace.name, "--name", name, *options, "--", *program]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
         process = subprocess.Popen(
-            [DTJ, "submit", self.path, *words], env={**environment, "XDG_CONFIG_HOME": str(self.path.parent)},
+            [DTJ, "submit", self.path, *words], env=_environment(self.path.parent),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         return Submission(Job(self.namespace, name), process)
 
 
 def test_a_folder_becomes_ranks_of_each_strategy(namespace: Namespace, tmp_path: Path) -> None:
-    defaults = DEFAULTS.format(endpoint=os.environ["DTJ_TEST_S3_ENDPOINT"])
-    namespace.kubectl("create", "configmap", "dtj-defaults", f"--from-literal=config.toml={defaults}")
+    _give_defaults(namespace)
     folders = {strategy: Folder(tmp_path / strategy.lower(), namespace) for strategy in MARKS}
     for strategy, folder in folders.items():
         folder.write(strategy, "old data")
-    started = time.monotonic()
     lasting = folders["Horovod"].submit("mpi", "--env=OMPI_MCA_mpi_yield_when_idle=1", steps=100_000)
     ddp = folders["TorchDistributed"].submit("ddp")
     ps = folders["ParameterServer"].submit("ps", "--workers=1")
@@ -103,7 +100,7 @@ def test_a_folder_becomes_ranks_of_each_strategy(namespace: Namespace, tmp_path:
     folders["Horovod"].write("Horovod", "new data")
     namespace.kubectl("delete", "pod", "mpi-worker-1", "--force", "--grace-period=0")
     until("the second attempt", lambda: lasting.job.status.get("attempt") == 2, 120)
-    for submission, sources in ((ddp, ("rank 0", "rank 1")), (ps, ("chief", "worker-0", "ps-0"))):
+    for submission, sources in ((ddp, ("worker-0", "worker-1")), (ps, ("chief-0", "worker-0", "ps-0"))):
         printed = submission.ended()
         for source in sources:
             assert f"[{source}] {told('old data')}" in printed
@@ -118,7 +115,34 @@ def test_a_folder_becomes_ranks_of_each_strategy(namespace: Namespace, tmp_path:
     assert owned == {"mpi", "ddp", "ps", "mpi-again"}
     namespace.kubectl("delete", "dtj", "--all", "--wait", timeout=120)
     until("the ConfigMaps to go with their jobs", lambda: not namespace.list("configmaps", LABEL_CODE), 60)
-    print(f"four submissions took {time.monotonic() - started:.0f} s")
+
+
+def test_the_script_of_the_readme_prints_what_the_readme_shows(namespace: Namespace, tmp_path: Path) -> None:
+    _give_defaults(namespace)
+    readme = (ROOT / "README.md").read_text()
+    (found,) = re.findall(r"^\$ dtj (submit .*train\.py .*)\n((?:[^$`].*\n)+)", readme, re.MULTILINE)
+    words = found[0].replace(" --gpus 1", "").split()
+    printed = subprocess.run(
+        [DTJ, *words, "-n", namespace.name], cwd=ROOT, env=_environment(tmp_path), check=True, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ).stdout  # fmt: skip
+
+    def lines(text: str) -> set[str]:
+        text = re.sub(r"train-\w{5}\b", "train-NAME", text.replace(namespace.name, "ml"))
+        return {*re.sub(r"\d+\.\d+", "N", text).splitlines()}
+
+    assert lines(found[1]) - {"…"} <= lines(printed), printed
+
+
+def _give_defaults(namespace: Namespace) -> None:
+    defaults = DEFAULTS.format(endpoint=os.environ["DTJ_TEST_S3_ENDPOINT"])
+    namespace.kubectl("create", "configmap", "dtj-defaults", f"--from-literal=config.toml={defaults}")
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """Variables of the command: no credentials for the bucket, no file of defaults."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    return {**own, "XDG_CONFIG_HOME": str(home)}
 
 
 def _exists(job: Job) -> bool:

@@ -3,6 +3,7 @@
 * lists, copies and segments of artifacts
 * checkpoints, and a bucket that is away
 * credentials of the job's Secret
+* the code of jobs
 * logs from the bucket
 * the examples of docs/sdk.md
 """
@@ -10,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -25,7 +27,17 @@ from tests.unit.support.http_cluster import HttpCluster
 from tests.unit.support.jobs import stored
 from tests.unit.support.pods import stored_pod
 
-from dtj.client import Artifacts, AsyncClient, LogQuery, NotFound, Unreachable, Unusable
+from dtj.client import (
+    Artifacts,
+    AsyncClient,
+    DistributedTrainingJob,
+    LogQuery,
+    NotFound,
+    Unreachable,
+    Unusable,
+)
+from dtj.client.code_job import Wishes, job_manifest, packed_code, read_program
+from dtj.client.defaults import Value
 from dtj_trainer.artifacts.manifest import Manifest, StoredFile
 from dtj_trainer.artifacts.store import Store, StoredObject, open_store
 
@@ -65,6 +77,29 @@ def test_objects_are_listed_read_and_copied(artifacts: Artifacts, job_store: Sto
     assert artifacts.get("job.yaml", tmp_path) == [tmp_path / "job.yaml"]
     assert artifacts.cp("model/model.pt", tmp_path) == tmp_path / "model.pt"
     assert artifacts.cp("model/model.pt", tmp_path / "new/name").read_bytes() == b"model/model.pt"
+
+
+async def test_large_code_goes_to_the_bucket_once_for_all_jobs(
+    server: HttpCluster, job_uri: str, object_store: ObjectStore, tmp_path: Path
+) -> None:
+    folder, archive = tmp_path / "code", tmp_path / "code.tar.gz"
+    folder.mkdir()
+    (folder / "train.py").write_text("import horovod")
+    (folder / "words.bin").write_bytes(os.urandom(600 * 1024))
+    program = read_program(folder)
+    with archive.open("wb") as file:
+        _, code = packed_code(program, file, job_uri)
+    store = {"artifacts.uri": Value("artifacts.uri", job_uri, "")}
+    assert code.uri == f"{job_uri}/_code/{code.digest.removeprefix('sha256:')}.tar.gz"
+    where, _, key = code.uri.rpartition("/")
+    marked = bytes(archive.stat().st_size)
+    async with AsyncClient() as client:
+        for name, content in (("one", archive.read_bytes()), ("two", marked)):
+            made = job_manifest(name, program, code, "i", Wishes(), store)
+            await client.submit(DistributedTrainingJob.from_manifest(made), archive=archive)
+            assert open_store(where).get_bytes(key) == content
+            open_store(where).put_bytes(key, marked)  # The second job must not send it again.
+    assert not server.cluster.of_kind("ConfigMap")
 
 
 SEGMENTS = {

@@ -110,8 +110,17 @@ class CodeOptions:
             args=words.after or (),
         )
 
-    def defaults(self, strategy: str) -> Defaults:
-        """Return the options that take the place of defaults. Raises Unusable."""
+    def values(self, strategy: str, *others: tuple[str, Defaults | None]) -> dict[str, Value]:
+        """Return what options, the user's file and other sources say, in this order. Raises Unusable.
+
+        others: the name of each source, and its defaults.
+        """
+        from dtj.client.defaults import OPTIONS, config_file, of_file, resolved
+
+        file = config_file()
+        return resolved([(OPTIONS, self._defaults(strategy)), (str(file), of_file(file)), *others])
+
+    def _defaults(self, strategy: str) -> Defaults:
         from dtj.client.defaults import OPTIONS, read_plain
 
         artifacts = {

@@ -12,7 +12,7 @@ import typer
 
 from dtj.api.errors import Unusable
 from dtj.api.identity import own_image
-from dtj.api.job import Job, Manifest, read_job
+from dtj.api.job import Job, Manifest
 from dtj.api.status import Phase
 from dtj.api.strategies import RULES
 from dtj.api.validation import faults
@@ -97,7 +97,7 @@ def run(
             view.note("interrupted before a replica was started: nothing of the job runs")
             raise typer.Exit(130) from None
     if outcome.interrupted:
-        view.note(f"interrupted; `{words.line(more='--resume')}` goes on from the last checkpoint")
+        view.note(f"interrupted; `{words.line(flag='--resume')}` goes on from the last checkpoint")
     else:
         view.ended(outcome)
     if format_:
@@ -112,14 +112,16 @@ def _job(
     target: Path, name: str | None, code: CodeOptions, words: Words
 ) -> Iterator[tuple[Job, Path | None]]:
     """Yield the job of a target, and its archive if the target is a script or folder. Raises DtjError."""
+    from dtj.client import DistributedTrainingJob
+
     if is_program(target):
         with _code_job(target, name, code, words) as (manifest, archive):
-            yield _valid(read_job(manifest), name), archive
+            yield _valid(DistributedTrainingJob.from_manifest(manifest).job, name), archive
         return
     code.refuse_for(target)
     manifest, job = read_one_job(target)
     if words.after:
-        job = read_job(with_words(manifest, words))
+        job = DistributedTrainingJob.from_manifest(with_words(manifest, words)).job
     yield _valid(replace(job, name=name) if name else job, name), None
 
 
@@ -127,17 +129,15 @@ def _job(
 def _code_job(
     target: Path, name: str | None, code: CodeOptions, words: Words
 ) -> Iterator[tuple[Manifest, Path]]:
-    from dtj.client.defaults import OPTIONS, config_file, of_file, read_plain, resolved
+    from dtj.client.defaults import read_plain
 
     if code.env_from:
         raise Unusable(
             "--env-from names a Secret of a cluster", "give the variables with --env or --env-file"
         )
     program, wishes = code.program(target), code.wishes(words)
-    strategy, file = program.strategy.strategy, config_file()
-    values = resolved(
-        [(OPTIONS, code.defaults(strategy)), (str(file), of_file(file)), ("dtj", read_plain(_LOCAL, "dtj"))]
-    )
+    strategy = program.strategy.strategy
+    values = code.values(strategy, ("dtj", read_plain(_LOCAL, "dtj")))
     image = values.get(f"image.{strategy}")
     used = image.value if image else own_image(RULES[strategy].starter.image)
     with code_job(program, wishes, name or program.name, used, values, local=True) as made:

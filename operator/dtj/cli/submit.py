@@ -66,6 +66,7 @@ def submit(
     dtj submit job.yaml --name try-2 --wait --timeout 2h
     ```
     """
+    from dtj.client.code_job import random_name
     from dtj.client.failures import NameTaken
 
     if timeout is not None and not wait:
@@ -79,15 +80,16 @@ def submit(
         try:
             submitted = client.submit(job, archive=archive, namespace=namespace)
         except NameTaken as error:
-            raise NameTaken(error.message, words.line(name=_another_name(job.name))) from None
+            raise NameTaken(error.message, words.line(name=random_name(job.name))) from None
     if format_ is None:
         echo(f"{submitted.name} submitted to namespace {submitted.namespace}")
     if archive is not None:
         _tell_of_bucket(submitted)
-    if wait:
-        submitted = client.wait(submitted.name, timeout=timeout, namespace=submitted.namespace)
-    elif follow:
-        submitted = _followed(client, submitted, errors if format_ else output)
+    with _left_by_ctrl_c(submitted):
+        if wait:
+            submitted = client.wait(submitted.name, timeout=timeout, namespace=submitted.namespace)
+        elif follow:
+            submitted = _followed(client, submitted, errors if format_ else output)
     if format_ is None and (wait or follow):
         echo(one_line(submitted))
     if format_:
@@ -118,21 +120,15 @@ def _job(
         yield job, None
         return
     from dtj.client.code_job import random_name
-    from dtj.client.defaults import OPTIONS, config_file, name_of_config_map, of_file, resolved
+    from dtj.client.defaults import config_file, name_of_config_map
 
     program, wishes = code.program(target), code.wishes(words)
-    strategy, file = program.strategy.strategy, config_file()
-    values = resolved(
-        [
-            (OPTIONS, code.defaults(strategy)),
-            (str(file), of_file(file)),
-            (name_of_config_map(client.namespace), _of_namespace(client)),
-        ]
-    )
+    strategy, of_namespace = program.strategy.strategy, name_of_config_map(client.namespace)
+    values = code.values(strategy, (of_namespace, _of_namespace(client)))
     if (image := values.get(f"image.{strategy}")) is None:
         raise Unusable(
             f"nothing names the image of a {strategy} job",
-            f"give --image, or set image.{strategy} in {file} or in {name_of_config_map(client.namespace)}",
+            f"give --image, or set image.{strategy} in {config_file()} or in {of_namespace}",
         )
     if "artifacts.uri" not in values:
         errors.print("nothing of the job is kept: give --artifacts s3://bucket/prefix", style="yellow")
@@ -157,12 +153,6 @@ def _dry_run(job: DistributedTrainingJob, format_: Format | None) -> None:
     print_data(job.to_manifest(), format_ or Format.YAML)
 
 
-def _another_name(name: str) -> str:
-    from dtj.client.code_job import random_name
-
-    return random_name(name)
-
-
 def _tell_of_bucket(job: DistributedTrainingJob) -> None:
     """Say which later commands need credentials that the submission did not need."""
     store = job.spec.artifacts
@@ -176,28 +166,34 @@ def _tell_of_bucket(job: DistributedTrainingJob) -> None:
     )
 
 
-def _followed(client: Client, job: DistributedTrainingJob, console: VisibleConsole) -> DistributedTrainingJob:
-    """Print what the job waits for, then its output until it has ended. Ctrl-C ends the printing, not the job."""
-    from dtj.client import LogQuery
-
-    painter = LinePainter()
+@contextmanager
+def _left_by_ctrl_c(job: DistributedTrainingJob) -> Iterator[None]:
+    """Say how to come back to the job if Ctrl-C ends the block. The job goes on."""
     try:
-        _until_it_runs(client, job)
-        try:
-            for line in client.logs(job.name, LogQuery(follow=True), namespace=job.namespace):
-                console.print(painter.painted(line))
-        except Unreachable as error:
-            # The pods of a short job may be gone. Their output is then in the bucket alone.
-            if not client.get(job.name, namespace=job.namespace).status.finished:
-                raise
-            errors.print(f"the output can't be read: {error}", style="yellow")
-        ended = client.wait(job.name, timeout=None, namespace=job.namespace)
+        yield
     except KeyboardInterrupt:
         errors.print(
             f"{job.name} keeps running; `dtj logs {job.name} -n {job.namespace} -f` follows it again, "
             f"`dtj delete {job.name} -n {job.namespace}` ends it"
         )
         raise
+
+
+def _followed(client: Client, job: DistributedTrainingJob, console: VisibleConsole) -> DistributedTrainingJob:
+    """Print what the job waits for, and its output until it has ended. Return the ended job."""
+    from dtj.client import LogQuery
+
+    painter = LinePainter()
+    _until_it_runs(client, job)
+    try:
+        for line in client.logs(job.name, LogQuery(follow=True), namespace=job.namespace):
+            console.print(painter.painted(line))
+    except Unreachable as error:
+        # The pods of a short job may be gone. Their output is then in the bucket alone.
+        if not client.get(job.name, namespace=job.namespace).status.finished:
+            raise
+        errors.print(f"the output can't be read: {error}", style="yellow")
+    ended = client.wait(job.name, timeout=None, namespace=job.namespace)
     if ended.status.phase is Phase.FAILED and ended.status.failure is not None:
         for text in failure_lines(ended.status.failure):
             errors.print(text)

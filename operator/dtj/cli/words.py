@@ -23,20 +23,20 @@ class Words:
     after: tuple[str, ...] | None
     """The words after `--`; None without `--`."""
 
-    def line(self, *, name: str | None = None, without: str = "", more: str = "") -> str:
+    def line(self, *, name: str | None = None, flag: str = "") -> str:
         """Return the command line, to be pasted into a shell.
 
-        name: replaces the value of --name. without, more: an option that is left out, or added.
+        name: replaces the value of --name. flag: is added.
         """
         words, skip = list[str](), False
         for word in self.before:
-            if skip or word == without or (name and word.startswith("--name=")):
+            if skip or (name and word.startswith("--name=")):
                 skip = False
             elif name and word == "--name":
                 skip = True
             else:
                 words.append(word)
-        added = [*(["--name", name] if name else []), *([more] if more and more not in words else [])]
+        added = [*(["--name", name] if name else []), *([flag] if flag and flag not in words else [])]
         rest = () if self.after is None else ("--", *self.after)
         return shlex.join(["dtj", self.command, *words, *added, *rest])
 

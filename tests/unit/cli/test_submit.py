@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -300,3 +301,33 @@ def test_faulty_defaults_are_told(text: str, message: str) -> None:
     with pytest.raises(Unusable) as error:
         read(text, "here")
     assert message in str(error.value)
+
+
+PAGE = (Path(__file__).parents[3] / "docs/code.md").read_text()
+
+
+def test_the_page_shows_what_is_printed(
+    client: type[FakeClient], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (found,) = re.findall(r"^\$ dtj (submit my-training/.*)\n((?:[^$`].*\n)+)```", PAGE, re.MULTILINE)
+    (folder / "data").mkdir()
+    (folder / "data/words.txt").write_text("")
+    (folder / "train.py").write_text("import steps\n" + DDP)
+    (tmp_path / "config/dtj").mkdir(parents=True)
+    (defaults,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "config/dtj/config.toml").write_text(defaults)
+    monkeypatch.chdir(tmp_path)
+    result = call(*found[0].split(), "--detach")
+
+    def lines(text: str) -> list[str]:
+        return re.sub(r"train-\w{5}\b|\d+ bytes", "…", text).splitlines()
+
+    printed = [*lines(result.stderr), *lines(result.stdout)]
+    assert [line for line in printed if line in lines(found[1])] == lines(found[1])
+    (job,) = (job for name, job in client.jobs.items() if name != "mnist")
+    assert job.spec.accelerator.node_selector == {"pool": "a100"}
+
+
+def test_a_run_on_this_machine_has_no_secrets_of_a_cluster(folder: Path) -> None:
+    error = call("run", folder, "--env-from", "wandb").exception
+    assert str(error) == "--env-from names a Secret of a cluster"
