@@ -32,7 +32,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-layouts test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade bench-serve bench-output gpu-kit
+.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-layouts test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade bench-serve bench-output bench-code gpu-kit
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -174,6 +174,9 @@ bench-history: $(VENV)  ## the history of 10,000 ended jobs: newest jobs, fillin
 gpu-kit: $(VENV)  ## run all rows of the GPU check here, then collect what `python3 tests/gpu/run.py` needs on a bare machine with a GPU, in build/gpu-kit
 	$(PY) -m pytest -m whole tests/trainer/test_gpu_check.py
 	@$(PY) -m tests.gpu.kit
+
+bench-code: $(VENV)  ## what code that a job brings adds to the same job from an image; memory of the largest archive, hostile ones
+	@$(PY) -m tests.bench.code
 
 bench-output: $(VENV)  ## the agent's CPU for 1 GB of output, with and without reading it for curves
 	@$(PY) -m tests.bench.output_reading

@@ -11,6 +11,7 @@ from pathlib import Path
 from dtj.api.errors import NotFound
 from dtj.client import Artifacts, DistributedTrainingJob, JobEvent, LogLine, LogQuery, Pod
 from dtj.client.bucket_logs import bucket_log
+from dtj.client.code_files import unpack_code
 from dtj.client.log_source import Selection, file_line
 from dtj.client.store_environment import store_environment
 from dtj.client.views import read_event
@@ -61,6 +62,11 @@ class LocalPlace:
                 yield Artifacts(uri, store.environment)
             return
         yield Artifacts(uri, store_environment(job.spec, endpoint))
+
+    def get_code(self, folder: Path, endpoint: str | None = None) -> list[Path]:
+        """See `Place.get_code`."""
+        with self.artifacts(endpoint) as artifacts:
+            return unpack_code(self.job(), artifacts, folder)
 
     def logs(self, query: LogQuery) -> Iterator[LogLine]:
         """See `Place.logs`. Output files have the lines of all attempts; the bucket has the lines of each attempt."""

@@ -16,7 +16,9 @@ from dtj.api.identity import API_VERSION, KIND
 from dtj.api.spec import ROLES
 from dtj.client.artifacts import Artifacts
 from dtj.client.changing import change, resume, set_suspend, uninterrupted
+from dtj.client.code_files import unpack_code
 from dtj.client.code_sending import create
+from dtj.client.code_source import find_code
 from dtj.client.credentials import artifacts_of
 from dtj.client.defaults import CONFIG_MAP, Defaults, of_config_map
 from dtj.client.failures import deleted, explained, missing, replaced
@@ -313,6 +315,24 @@ class AsyncClient:
         if isinstance(job, str):
             job = await self.get(job, namespace=namespace)
         return await artifacts_of(self._api, job, endpoint)
+
+    async def get_code(
+        self,
+        job: DistributedTrainingJob | str,
+        folder: str | Path,
+        *,
+        endpoint: str | None = None,
+        namespace: str | None = None,
+    ) -> builtins.list[Path]:
+        """Copy the files of a job's `spec.code` below `folder/code`, and return their paths.
+
+        The files come from the job's ConfigMap while it exists, else from the bucket. endpoint: see `artifacts`.
+        """
+        if isinstance(job, str):
+            job = await self.get(job, namespace=namespace)
+        with self._explained(job.namespace):
+            source = await find_code(self._api, job, endpoint)
+        return await asyncio.to_thread(unpack_code, job, source, Path(folder))
 
     @property
     def _api(self) -> UserApi:

@@ -32,7 +32,7 @@ _WATCH_SECONDS = 600
 # A connection may die silently. The API server sends a bookmark on each watch every minute, so a watch that is silent
 # for longer is dead. The server ends each watch after _WATCH_SECONDS; where it does not, `total` ends the watch.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=_WATCH_SECONDS + 30, sock_connect=10, sock_read=70)
-_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _METADATA_OF_ONE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 
@@ -73,7 +73,7 @@ class KubernetesApi(RestClient):
     async def pods_of(self, namespace: str, job: str) -> list[Manifest]:
         selection = Selection("v1", "Pod", f"{LABEL_JOB}={job}", namespace)
         pods = list[Manifest]()
-        async for items, _ in self.pages(selection, _METADATA_ONLY):
+        async for items, _ in self.pages(selection, METADATA_ONLY):
             for item in items:
                 for name in _UNREAD:
                     item["metadata"].pop(name, None)

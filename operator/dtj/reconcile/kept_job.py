@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dtj.api.checking import beyond_limits
+from dtj.api.git_annotations import git_annotations, git_state_of
 from dtj.api.job import Fault
 from dtj.api.mpijob import LONGEST_QUEUE, QUEUE_ANNOTATIONS, QUEUE_LABELS
 from dtj.api.spec import MOST_REPLICAS
@@ -71,6 +72,7 @@ def keep(manifest: Mapping[str, Any]) -> KeptJob:
     for kind, names in (("labels", QUEUE_LABELS), ("annotations", QUEUE_ANNOTATIONS)):
         given = of_job.get(kind) or {}
         metadata[kind] = {name: given[name][: LONGEST_QUEUE + 1] for name in names if name in given}
+    metadata["annotations"] |= git_annotations(git_state_of(of_job.get("annotations") or {}))
     spec, status = (manifest.get(part) or {} for part in ("spec", "status"))
     replicas = max(_number(spec, "replicaSpecs", "replicas"), _number(status, "replicaStatuses", "desired"))
     excess = beyond_limits({"metadata": metadata, "spec": spec})

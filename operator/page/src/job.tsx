@@ -42,6 +42,7 @@ function Shown({ view, changed, about }: { view: JobView; changed: () => void; a
     ["Age", since(row.created)],
   ];
   if (row.ended) facts.push(["Took", since(row.created, Date.parse(row.ended))]);
+  if (view.code) facts.push(["Code", view.code]);
   if (row.progress?.examplesPerSecond) facts.push(["Examples/s", number(row.progress.examplesPerSecond)]);
   if (typeof row.progress?.loss === "number") facts.push(["Loss", number(row.progress.loss)]);
   if (typeof row.progress?.accuracy === "number") facts.push(["Accuracy", number(row.progress.accuracy)]);

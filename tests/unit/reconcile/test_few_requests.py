@@ -29,6 +29,10 @@ from tests.unit.support.programs import fails
 from tests.unit.support.world import KEY, World
 
 JOB = (KIND, *KEY)
+CODE = {"configMap": "mnist-code", "digest": f"sha256:{'5' * 64}", "entrypoint": "train.py"}
+CODED = pytest.mark.parametrize(
+    "code", [{}, {"code": CODE, "command": [], "args": []}], ids=["in the image", "in a ConfigMap"]
+)
 
 
 class ThriftyWorld(World):
@@ -45,8 +49,9 @@ class ThriftyWorld(World):
         return Counter((call.verb, call.kind) for call in self.cluster.calls[since:])
 
 
-async def test_a_whole_life_costs_thirteen_writes_and_no_read() -> None:
-    world = ThriftyWorld()
+@CODED
+async def test_a_whole_life_costs_thirteen_writes_and_no_read(code: Manifest) -> None:
+    world = ThriftyWorld(**code)
 
     await world.rest()
 
@@ -66,8 +71,9 @@ async def test_a_whole_life_costs_thirteen_writes_and_no_read() -> None:
     }
 
 
-async def test_a_life_without_launcher_and_secret_costs_nine_writes_and_no_read() -> None:
-    world = ThriftyWorld(strategy="TorchDistributed")
+@CODED
+async def test_a_life_without_launcher_and_secret_costs_nine_writes_and_no_read(code: Manifest) -> None:
+    world = ThriftyWorld(strategy="TorchDistributed", **code)
     world.kubelet.program = lambda pod, ran: (0, "") if ran >= 2 else None
 
     await world.rest()
