@@ -6,6 +6,7 @@ export interface Progress {
   epoch?: number;
   percent?: number;
   examplesPerSecond?: number;
+  stepsPerSecond?: number;
   loss?: number;
   accuracy?: number;
   etaSeconds?: number;
