@@ -5,7 +5,7 @@ CLUSTER ?= local
 # The number of jobs of `make bench-control`; several numbers mean several runs.
 N ?= 100
 # Rows of `make bench-control`.
-ROWS ?= jobs big neighbours bytes
+ROWS ?= jobs big neighbours bytes crowd
 # Minutes of each training of `make bench-checkpoints`.
 MINUTES ?= 5
 # The size of the state of `make bench-checkpoints`.
@@ -32,7 +32,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-layouts test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade bench-serve bench-output gpu-kit
+.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-layouts test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade bench-serve bench-output bench-code gpu-kit
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -75,7 +75,7 @@ test-unit: $(DEV_VENV)  ## tests of the operator, the dtj command and the SDK: n
 	$(PY) -m pytest --numprocesses=$(AT_ONCE) tests/unit tests/golden
 
 test-histories: $(VENV)  ## 1,000 random histories of kills and numbers of ranks for each format of data; minutes
-	DTJ_HISTORIES=$(HISTORIES) $(PY) -m pytest tests/trainer/test_histories.py
+	DTJ_HISTORIES=$(HISTORIES) $(PY) -m pytest --numprocesses=2 --timeout=0 tests/trainer/test_histories.py
 
 test-snapshots: $(VENV)  ## 20,000 random programs and 1,000 chains of attempts whose checkpoints are kept; 10 minutes
 	DTJ_TEST_HISTORIES=20000 $(PY) -m pytest -k test_histories tests/trainer/test_picture.py
@@ -122,7 +122,7 @@ fuzz: $(VENV)  ## 50,000 random jobs through webhook, job file, plan and reconci
 
 # FROM=COMMIT, the version that is upgraded and rolled back to.
 test-upgrade: FROM ?= 93ec95e8
-test-upgrade: $(VENV)  ## jobs of three strategies in nine states each, handed from one version to the other and back; seconds
+test-upgrade: $(VENV)  ## jobs of three strategies in eleven states each, handed from one version to the other and back; seconds
 	@$(PY) -m tests.upgrade $(FROM)
 
 test-ends: $(VENV)  ## jobs end in every way on a real cluster, its API server stops, and the history says what was said; minutes
@@ -142,7 +142,7 @@ lint: $(DEV_VENV)  ## ruff, mypy --strict, import rules
 
 bench: bench-control bench-training  ## measure performance against the documented claims
 
-bench-control: $(VENV)  ## the operator with N=100 jobs (or N="10 100 1000"), one big job, and a hostile tenant; ROWS="jobs big neighbours"
+bench-control: $(VENV)  ## the operator with N=100 jobs (or N="10 100 1000"), one big job, and a hostile tenant; ROWS="jobs big neighbours bytes crowd"
 	@$(PY) -m tests.bench.control --rows $(ROWS) --jobs $(N)
 
 bench-soak: $(VENV)  ## half an hour with 200 short jobs a minute: memory that the operator retains
@@ -174,6 +174,9 @@ bench-history: $(VENV)  ## the history of 10,000 ended jobs: newest jobs, fillin
 gpu-kit: $(VENV)  ## run all rows of the GPU check here, then collect what `python3 tests/gpu/run.py` needs on a bare machine with a GPU, in build/gpu-kit
 	$(PY) -m pytest -m whole tests/trainer/test_gpu_check.py
 	@$(PY) -m tests.gpu.kit
+
+bench-code: $(VENV)  ## what code that a job brings adds to the same job from an image; memory of the largest archive, hostile ones
+	@$(PY) -m tests.bench.code
 
 bench-output: $(VENV)  ## the agent's CPU for 1 GB of output, with and without reading it for curves
 	@$(PY) -m tests.bench.output_reading

@@ -62,8 +62,20 @@ async def _over_quota(world: World, decides: str) -> None:
         await world.step()
 
 
+async def _starting(world: World, decides: str) -> None:
+    world.kubelet.hold = {f"mnist-{decides}"}
+    await world.until(lambda: world.phase == "Starting")
+
+
 async def _running(world: World, decides: str) -> None:
     await world.until(lambda: world.phase == "Running")
+    for _ in range(5):
+        await world.step()
+
+
+async def _one_complete(world: World, decides: str) -> None:
+    await _running(world, decides)
+    world.kubelet.program = lambda pod, ran: (0, "") if pod["metadata"]["name"] == "mnist-worker-1" else None
     for _ in range(5):
         await world.step()
 
@@ -122,7 +134,9 @@ async def _succeeded(world: World, decides: str) -> None:
 REACH: dict[str, Callable[[World, str], Awaitable[None]]] = {
     "pending": _pending,
     "over quota": _over_quota,
+    "starting": _starting,
     "running": _running,
+    "one complete": _one_complete,
     "restarting": _restarting,
     "second attempt": _second_attempt,
     "node lost": _node_lost,

@@ -13,6 +13,7 @@ import kopf
 
 from dtj.api.identity import PLURAL
 from dtj.cluster import user_agent
+from dtj.cluster.api import JOBS_PAGE
 from dtj.cluster.decoding import ListBody, decoded, listed
 
 # A connection may die unnoticed. The API server sends a bookmark on each watch every minute, so that a watch that is
@@ -38,7 +39,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     """Set what kopf watches, and its timeouts. dtj relies on no default that matters."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
-    settings.watching.chunk_size = 100
+    settings.watching.chunk_size = JOBS_PAGE
     # kopf keeps the last event of an object in memory for this many seconds.
     settings.queueing.idle_timeout = 0.5
     settings.watching.connect_timeout = settings.networking.connect_timeout = _CONNECT_SECONDS

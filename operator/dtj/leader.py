@@ -49,7 +49,13 @@ class Leader:
     ) -> None:
         self._options = options
         self._cluster = cluster
-        queue = WorkQueue(time.monotonic, rest=_REST_SECONDS, opened=False, most=_share(options.workers))
+        queue = WorkQueue(
+            time.monotonic,
+            rest=_REST_SECONDS,
+            opened=False,
+            most=_share(options.workers),
+            large=lambda key: self._informers.jobs.is_large(key),
+        )
         self._informers = Informers(
             cluster,
             options.namespaces,

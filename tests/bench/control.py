@@ -16,6 +16,8 @@ from tests.bench.control_run import Options, Run, limited_rate
 from tests.bench.figures import slope, table
 from tests.bench.hostile_bytes import TARGETS as BYTES
 from tests.bench.hostile_bytes import hostile_bytes
+from tests.bench.hostile_crowd import TARGETS as CROWD
+from tests.bench.hostile_crowd import hostile_crowd
 from tests.bench.jobs import STRATEGIES
 from tests.bench.machine import machine
 from tests.bench.neighbours import TARGETS as NEIGHBOURS
@@ -45,7 +47,7 @@ TARGETS = (
     Target("progress-cpu/3%", "operator: CPU while all run and progress is reported, % of a core", 3),
     Target("start-up/5s", "start-up until every job was looked at, s", 5),
 )
-ROWS = ("jobs", "big", "neighbours", "bytes")
+ROWS = ("jobs", "big", "neighbours", "bytes", "crowd")
 BIG = (
     Size("Horovod", 1_000),
     Size("Horovod", 5_000),
@@ -58,7 +60,7 @@ _FEWEST_TO_GROW_FROM = 100
 
 
 async def measure(plane: ControlPlane, given: argparse.Namespace) -> list[str]:
-    """Print the rows that are asked for but "bytes", each when it was measured; return the verdicts."""
+    """Print the rows that are asked for and need a usual API server, each when measured; return the verdicts."""
     judged: list[str] = []
     if "jobs" in given.rows:
         options = Options(given.strategy, given.idle_seconds, Delays() if given.slow_pods else AT_ONCE)
@@ -200,12 +202,16 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended then too
     try:
         judged: list[str] = []
-        if set(given.rows) != {"bytes"}:
+        if set(given.rows) - {"bytes", "crowd"}:
             with control_plane() as plane:
                 judged += asyncio.run(measure(plane, given))
         if "bytes" in given.rows:
             with control_plane(watch_cache=False) as plane:
                 judged += asyncio.run(measure_bytes(plane, given.hostile_part))
+        if "crowd" in given.rows:
+            columns = asyncio.run(hostile_crowd())
+            tell("Hostile crowd:", table(columns))
+            judged += verdicts(CROWD, columns["beside"])
         tell("\n".join(judged), conclusion(judged))
     except ClusterError as error:
         note(f"error: {error}")

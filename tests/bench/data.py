@@ -252,7 +252,7 @@ def measured(folder: Path, given: argparse.Namespace) -> tuple[Figures, list[str
         figures["memory, small files"] = memory(small, "--decode")
         copied(uri, large, given.copies, folder)
         figures["memory, large"] = most_memory(large) / most_memory(uri)
-    figures |= class_order.figures()
+    figures |= class_order.figures(folder)
     figures["dtj/GETs"] = figures["dtj"] / figures["GETs"]
     figures["cached/limited"] = figures["cached epoch"] / figures["limited GETs"]
     figures["decoded/slower"] = figures["dtj, decoded"] / min(figures["GETs"], figures["decoding alone"])

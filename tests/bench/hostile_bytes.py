@@ -54,7 +54,7 @@ async def hostile_bytes(plane: ControlPlane, admin: ApiClient, part: float = 1.0
     """
     with step(f"{_ENDED} ended jobs"):
         ended = {_MORE: await megabytes_of_ended(_ENDED)}
-    async with operating(plane) as operator, _bare() as bare:
+    async with operating(plane) as operator, bare_process() as bare:
         with step("an honest job alone"):
             alone = await _honest(plane, admin, operator, "honest-alone") | {_BARE: await bare()}
         await admin.create("/api/v1/namespaces", {"kind": "Namespace", "metadata": {"name": _PLACE}})
@@ -65,9 +65,14 @@ async def hostile_bytes(plane: ControlPlane, admin: ApiClient, part: float = 1.0
             beside = await _honest(plane, admin, operator, "honest-beside") | seconds
             beside[_BARE] = await bare()
     begun = time.perf_counter()
-    async with _bare() as bare, operating(plane) as operator:
+    async with bare_process() as bare, operating(plane) as operator:
         with step("the operator starts again"):
-            await until("an empty queue", operator.idle, _WAIT_SECONDS)
+
+            async def caught_up() -> bool:
+                jobs = round((_HUGE + _AT_LIMITS) * part)
+                return await operator.idle() and (await operator.counts())[1] >= jobs
+
+            await until("a pass over every job", caught_up, _WAIT_SECONDS)
             started = {"start-up until every job was looked at, s": time.perf_counter() - begun}
             started |= await _honest(plane, admin, operator, "honest-again") | {_BARE: await bare()}
     for figures in (beside, started):
@@ -114,7 +119,7 @@ while True:
 
 
 @asynccontextmanager
-async def _bare() -> AsyncIterator[Callable[[], Awaitable[float]]]:
+async def bare_process() -> AsyncIterator[Callable[[], Awaitable[float]]]:
     """A bare process beside the operator; by how many seconds it was late at most, as the bound of a bucket."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _WAKES), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE

@@ -109,6 +109,11 @@ class Operator:
         """Of its health check."""
         return self._health
 
+    @property
+    def metrics_url(self) -> str:
+        """Of its metrics."""
+        return self._metrics
+
     def tail(self) -> str:
         """The last lines of its log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])

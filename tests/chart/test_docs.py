@@ -30,6 +30,7 @@ PAGES = {
         ROOT / "docs/private-images.md",
         ROOT / "docs/monitoring.md",
         ROOT / "docs/data-shards.md",
+        ROOT / "docs/code.md",
         CHART / "README.md",
         *PLACES,
     )
@@ -55,7 +56,7 @@ COMMANDS = [
 
 
 def test_there_is_something_to_check() -> None:
-    assert len(VALUES) == 12
+    assert len(VALUES) == 13
     assert [path.stem for path in PLACES] == ["aks", "bare-metal", "eks", "gke", "openshift"]
     assert {made["kind"] for made in OBJECTS} >= {"ClusterConfig", "ClusterRole"}
     assert {words[1] for _, words in COMMANDS} == {"install", "test", "upgrade", "uninstall", "template"}

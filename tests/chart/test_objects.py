@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from dtj.api.identity import GROUP, PLURAL
+from dtj.client.defaults import of_config_map
 from dtj.doctor.findings import PERMISSIONS
 from dtj.operator_flags import read_flags
 from dtj.plan.nodes import LOST_NODE_SECONDS
@@ -281,14 +282,34 @@ def test_a_user_may_do_all_that_the_command_does_but_read_secrets() -> None:
     assert needed - user == {("get", "secrets", "")}
 
 
-def test_a_viewer_changes_nothing_and_a_user_only_jobs() -> None:
+def test_a_viewer_changes_nothing_and_a_user_only_jobs_and_their_code() -> None:
     reading = {"get", "list", "watch"}
     viewer, user = (allowed(rendered()[f"ClusterRole/dtj-{who}"]) for who in ("viewer", "user"))
 
     assert {verb for verb, _, _ in viewer} == reading
     assert viewer <= user
     changing = {(resource, group) for verb, resource, group in user if verb not in reading}
-    assert changing == {(PLURAL, GROUP)}, "a status is the operator's"
+    assert changing == {(PLURAL, GROUP), ("configmaps", "")}, "a status is the operator's"
+    of_configs = {verb for verb, resource, _ in user if resource == "configmaps"}
+    assert of_configs == {"get", "create", "patch", "delete"}
+
+
+def test_each_namespace_gets_the_defaults_of_its_users() -> None:
+    made = [each for each in case("two-namespaces") if each["metadata"]["name"] == "dtj-defaults"]
+    assert [each["metadata"]["namespace"] for each in made] == ["team-a", "team-b"]
+    assert "ConfigMap/dtj-defaults" not in rendered()
+    toleration = {"key": "gpu", "operator": "Exists", "tolerationSeconds": 300}
+    config = {
+        "image": {"Horovod": "trainer:1"},
+        "serviceAccountName": "trainer",
+        "artifacts": {"uri": "s3://training/jobs"},
+        "accelerator": {"nodeSelector": {"example.com/pool": "a100"}, "tolerations": [toleration]},
+    }
+    one = rendered({"userDefaults": {"config": config, "namespaces": ["team-c"]}})["ConfigMap/dtj-defaults"]
+    assert one["metadata"]["namespace"] == "team-c"
+    read = of_config_map(one, "team-c")
+    assert read is not None
+    assert read.model_dump(by_alias=True, mode="json", exclude_unset=True) == config
 
 
 def test_who_edits_or_views_a_namespace_uses_or_sees_jobs_unless_told_otherwise() -> None:

@@ -93,6 +93,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"image": {"tagg": "v1"}},
         "at '/image': additional properties 'tagg' not allowed",
     ),
+    "defaults for no namespace": (
+        {"userDefaults": {"config": {"artifacts": {"uri": "s3://training/jobs"}}}},
+        "userDefaults.namespaces: name the namespaces that get the ConfigMap dtj-defaults",
+    ),
+    "a default that is not known": (
+        {"userDefaults": {"config": {"workers": 2}, "namespaces": ["ml"]}},
+        "at '/userDefaults/config': additional properties 'workers' not allowed",
+    ),
     "a text for a number": ({"replicas": "two"}, "at '/replicas': got string, want integer"),
     "no replica": ({"replicas": 0}, "at '/replicas': minimum: got 0, want 1"),
     "a text for yes or no": (

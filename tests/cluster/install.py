@@ -17,11 +17,13 @@ from tests.cluster.archives import images_in
 from tests.cluster.progress import ClusterError, note, step
 from tests.cluster.shell import run
 from tests.patience import PATIENCE
+from tests.unit.support.structural import matched
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 NAMESPACE = "dtj-system"
 DEPLOYMENT = "dtj-operator"
 CEL_SINCE = 25
+_RULES = "x-kubernetes-validations"
 POLICY_V1_SINCE = 21
 READY_SECONDS = 90 * PATIENCE
 
@@ -72,13 +74,13 @@ def apply(documents: list[dict[str, Any]]) -> None:
 
 
 def without_rules(document: Any) -> Any:
-    """The document without CEL rules: an older server refuses the field."""
+    """The document without CEL rules, which an older server refuses: with patterns in place of those for texts."""
     if isinstance(document, dict):
-        return {
-            name: without_rules(value)
-            for name, value in document.items()
-            if name != "x-kubernetes-validations"
-        }
+        made = {name: without_rules(value) for name, value in document.items() if name != _RULES}
+        for rule in document.get(_RULES, ()):
+            if pattern := matched(rule["rule"]):
+                made["pattern"] = pattern
+        return made
     return [without_rules(value) for value in document] if isinstance(document, list) else document
 
 

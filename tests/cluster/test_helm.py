@@ -116,9 +116,10 @@ def test_users_and_viewers_of_jobs_may_do_what_their_roles_say(
     see = {(verb, what) for verb in ("get", "list", "watch")
            for what in ("pods", "pods/log", "events", JOBS, f"{JOBS}/status")}  # fmt: skip
     use = {(verb, JOBS) for verb in ("create", "update", "patch", "delete", "deletecollection")}
+    code = {(verb, "configmaps") for verb in ("get", "create", "patch", "delete")}
 
     assert granted("the-dtj-viewer", there.name) == see
-    assert granted("the-dtj-user", there.name) == see | use
+    assert granted("the-dtj-user", there.name) == see | use | code
     assert granted("the-dtj-user", release.namespace) == set()
     # A controller adds the rules of our roles to those of Kubernetes.
     until("view to see jobs", lambda: see <= granted("the-view", there.name), 30)

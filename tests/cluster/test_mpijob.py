@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from tests import stub_training
+from tests.cluster.code import stored_code
 from tests.cluster.jobs import Job, KubectlError, Manifest, Namespace, kubectl, stub, until
 from tests.cluster.operator_pods import ask, leader
 from tests.patience import PATIENCE
@@ -32,8 +35,13 @@ def crd() -> Iterator[None]:
     kubectl("delete", "crd", "mpijobs.kubeflow.org", "--ignore-not-found", "--wait=true", timeout=60)
 
 
-def test_a_job_waits_for_mpi_operator_and_is_trained_by_it(namespace: Namespace, crd: None) -> None:
-    handed = stub("handed", **HANDED_OVER)
+def test_a_job_waits_for_mpi_operator_and_is_trained_by_it(
+    namespace: Namespace, crd: None, tmp_path: Path
+) -> None:
+    program = Path(stub_training.__file__).read_text()
+    files = {"train.py": program.replace("import argparse", "import argparse, beside", 1), "beside.py": ""}
+    code = {**stored_code(namespace, "training", files, tmp_path), "entrypoint": "train.py"}
+    handed = stub("handed", stub_training.NAME, **{"command": [], "code": code, **HANDED_OVER})
     handed["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research", "team": "vision"}
     job = namespace.apply(handed)
     until("the job to say what is missing", lambda: waits(job), 30)

@@ -49,10 +49,16 @@ def python() -> Path:
 def _install(folder: Path, done: Path) -> None:
     if not done.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        (site,) = folder.glob("lib/python3*/site-packages")
-        (site / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        _see_environment_of_the_tests(folder)
         subprocess.run([folder / "bin/pip", "install", "--quiet", *PACKAGES], check=True)
         done.touch()
+    # Another clone, which may be gone, has used the cache last.
+    _see_environment_of_the_tests(folder)
+
+
+def _see_environment_of_the_tests(folder: Path) -> None:
+    (site,) = folder.glob("lib/python3*/site-packages")
+    (site / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

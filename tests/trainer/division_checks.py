@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from tests.trainer import own_networks
 from tests.trainer.torch_checks import CPU, DATA, EXAMPLES, PICTURES, Build, State, difference, smooth
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -26,13 +30,14 @@ from dtj_trainer.artifacts.manifest import StoredFile, sha256_of
 from dtj_trainer.artifacts.s3 import S3Location
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.data.sharding import Sharding
-from dtj_trainer.torch import fully_sharded, sharded_files
+from dtj_trainer.torch import fully_sharded, sharded_files, trial
 from dtj_trainer.torch import model as torch_model
 from dtj_trainer.torch.division import model_of, ranks_of, saver_of
 from dtj_trainer.torch.mesh_ranks import MeshRanks
 from dtj_trainer.torch.models import MODELS, PictureClassifier, build
 from dtj_trainer.torch.ranks import TensorRanks
 from dtj_trainer.torch.sharded_saver import ShardedSaver
+from dtj_trainer.torch.trial import PassRefused
 from dtj_trainer.train.options import Options, parse
 from dtj_trainer.train.protocols import Position, RanksDiverged
 from dtj_trainer.train.schedule import Ramp
@@ -66,6 +71,18 @@ class Dropped(nn.Sequential):
 def dropped(*_: object) -> nn.Module:
     dense = (nn.Linear(64, 32), nn.SiLU(), nn.Dropout(0.5), nn.Linear(32, 10))
     return PictureClassifier(Dropped(nn.Flatten(), *dense), [0.5], [0.3])
+
+
+class Shared(nn.Sequential):
+    """The same, with BatchNorm before the shared layers."""
+
+    def tensor_layers(self) -> dict[str, str]:
+        return {"2": "column", "4": "dropout", "5": "row"}
+
+
+def shared(channels: int, classes: int) -> nn.Module:
+    first, second = nn.Linear(64 * channels, 32), nn.Linear(32, classes)
+    return Shared(nn.Flatten(), nn.BatchNorm1d(64), first, nn.SiLU(), nn.Dropout(0.5), second)
 
 
 NETWORKS: dict[str, Build] = {"fsdp with SyncBatchNorm": smooth, "tensor with dropout": dropped}
@@ -187,7 +204,7 @@ def layouts(ranks: TensorRanks) -> dict[str, float]:
 def refused(ranks: TensorRanks, *options: str) -> str:
     try:
         Trained(ranks, *options).resume()
-    except SystemExit as refusal:
+    except (SystemExit, PassRefused) as refusal:
         return str(refusal)
     return "not refused"
 
@@ -199,25 +216,62 @@ def refusals(ranks: TensorRanks) -> dict[str, str]:
         "blocks": refused(ranks, "--pipeline-stages=4", f"--model={__spec__.name}:two"),
         "micro batches": refused(ranks, "--pipeline-stages=2", "--micro-batches=9"),
         "passes": refused(ranks, "--pipeline-stages=2", "--micro-batches=2", "--batch-size=4"),
+        "last step": refused(ranks, "--fsdp", "--model=tests.trainer.own_networks:picky"),
     }
 
 
-def diverged(ranks: TensorRanks) -> str:
-    """A rank with other weights than the rank that has the same part of the layers."""
+def diverged(ranks: TensorRanks) -> list[str]:
+    """A rank with other weights than the rank that has the same part of the layers, in a meeting and at the end."""
     trained = Trained(ranks, "--tensor-parallel=2")
     if ranks.rank == 3:
         with torch.no_grad():
             whole_layer = trained.model.network.get_parameter("network.features.0.bias")
             whole_layer += 1
-    try:
-        trained.saver.export(trained.at, None)
-    except RanksDiverged as error:
-        return str(error)
-    return "not found"
+    weights = trained.model.fingerprints(weights_alone=True)
+    told = []
+    for compare in (
+        lambda: trained.ranks.same_on_all(repr(weights), weights),
+        lambda: trained.saver.export(trained.at, None),
+    ):
+        try:
+            compare()
+        except RanksDiverged as error:
+            told.append(str(error))
+    return told
 
 
 def two(channels: int, classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, 8), nn.ReLU(), nn.Linear(8, classes))
+
+
+def drawn(channels: int, classes: int) -> nn.Module:
+    """Draws from every generator, and has buffers that a pass changes."""
+    return nn.Sequential(own_networks.Drawn(channels, 8), nn.ReLU(), nn.Linear(8, classes))
+
+
+def with_and_without_trial(ranks: TensorRanks) -> dict[str, float]:
+    """Ten steps of own networks, whether or not their smallest step is tried before."""
+    found, sizes = {}, list[int]()
+    tried = trial.try_step
+
+    def kept(*given: Any) -> None:
+        sizes.append(given[2])
+        tried(*given)
+
+    for options in (("--fsdp",), ("--tensor-parallel=2",), ("--pipeline-stages=2", "--micro-batches=2")):
+        states: list[State] = []
+        for each in (kept, lambda *_: None):
+            trial.try_step = each
+            random.seed(1)
+            np.random.seed(1)
+            name = "shared" if options[0].startswith("--tensor") else "drawn"
+            trained = Trained(ranks, *options, f"--model={__spec__.name}:{name}")
+            trained.train(10)
+            states.append(trained.state() | {"drawn": torch.tensor([random.random(), np.random.rand()])})
+        found[f"trial: {' '.join(options)}"] = difference(*states)
+    trial.try_step = tried
+    assert sizes == [int(ranks.rank == 0)] + 2 * [int(ranks.rank < 2)], sizes
+    return found
 
 
 class Chain:
@@ -302,7 +356,8 @@ def main(folder: Path, ports: list[str]) -> None:
     with world(4, ports[0]) as ranks:
         assert ranks is not None
         close, messages = layouts(ranks), refusals(ranks)
-        messages["diverged"] = diverged(ranks)
+        messages["early"], messages["diverged"] = diverged(ranks)
+        tried = with_and_without_trial(ranks)
         messages["parts"], equal = two_pods(folder / "pods", ranks)
         shards.go_on(ranks, 10, "--fsdp")
         chain.go_on(ranks, 10, "--tensor-parallel=2", "--fsdp")
@@ -318,7 +373,7 @@ def main(folder: Path, ports: list[str]) -> None:
             shards.go_on(ranks, 0, "--fsdp")
             state = chain.go_on(ranks, STEPS, "--fsdp")
             close["chain"] = difference(one_process().state(), weights(state))
-            equal |= shards.found | chain.found
+            equal |= shards.found | chain.found | tried
             print(json.dumps({"close": close, "equal": equal, "messages": messages}), flush=True)
 
 

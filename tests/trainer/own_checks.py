@@ -1,9 +1,9 @@
-"""Trains networks of users on two ranks, all in one pair of processes.
+"""Trains networks of users on one rank or two, all in the same processes.
 
-    MASTER_ADDR=127.0.0.1 MASTER_PORT=… mpirun -n 2 python -m tests.trainer.own_checks FOLDER KIND:STYLE…
+    MASTER_ADDR=127.0.0.1 MASTER_PORT=… mpirun -n RANKS python -m tests.trainer.own_checks FOLDER KIND:STYLE…
 
-KIND is `alone`, `ddp` or `horovod`. Rank 0 prints what became of each cell, as a line of JSON. The workspaces are
-below the folder.
+KIND is `alone`, `ddp`, `horovod` or `fsdp`. Rank 0 prints what became of each cell, as a line of JSON. The
+workspaces are below the folder.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ import torch
 
 from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.torch.c10d_ranks import joined_ranks
+from dtj_trainer.torch.division import model_of, saver_of
 from dtj_trainer.torch.horovod_ranks import TorchRanks
-from dtj_trainer.torch.model import TorchModel, TorchSaver
+from dtj_trainer.torch.mesh_ranks import MeshRanks
+from dtj_trainer.torch.model import TorchModel
 from dtj_trainer.torch.ranks import TensorRanks
 from dtj_trainer.train.options import parse
 from dtj_trainer.train.pictures import train
@@ -44,11 +46,14 @@ def trained(root: Path, ranks: TensorRanks, style: str, *options: str) -> dict[s
     os.environ["DTJ_ROOT"] = str(root)
     model = f"--model=tests.trainer.own_networks:{style}"
     fixed = ("--data=none", "--global-batch-size=8", "--epochs=1", "--no-export", "--lr=0.01")
-    chosen = parse([*fixed, model, *options], "program", "", ("cnn", "resnet18"), grad_accumulation=True)
+    flags = {"grad_accumulation": True, "pytorch": True, "division": True}
+    chosen = parse([*fixed, model, *options], "program", "", ("cnn", "resnet18"), **flags)
     try:
+        if chosen.divided:
+            ranks = MeshRanks(chosen, CPU)
         pictures = data()
-        with closing(TorchModel(chosen, pictures, CPU, ranks)) as made:
-            train(chosen, pictures, made, ranks, TorchSaver(chosen, pictures, made, ranks))
+        with closing(model_of(chosen, pictures, CPU, ranks)) as made:
+            train(chosen, pictures, made, ranks, saver_of(chosen, pictures, made, ranks))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - what became of the cell
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
@@ -76,11 +81,12 @@ def main() -> None:
     TorchModel.try_export = lambda _: None  # type: ignore[method-assign]  # A process for each cell takes seconds.
     folder, *cells = sys.argv[1:]
     with joined_ranks(CPU) as together:
-        kinds = {"alone": TensorRanks(), "ddp": together, "horovod": TorchRanks()}
+        kinds = {"alone": TensorRanks(), "ddp": together, "horovod": TorchRanks(), "fsdp": together}
         for cell in cells:
             kind, style, *options = cell.split(":")
             root = Path(folder) / cell / str(together.rank)
             root.mkdir(parents=True)
+            options += ["--fsdp"] * (kind == "fsdp")
             found = trained(root, kinds[kind], style, *options)
             failed = together.gather(found.get("error"), "cell")
             if together.rank == 0:

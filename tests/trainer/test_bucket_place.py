@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from dtj.cli.main import app
 from dtj.client import LogQuery
 from dtj_trainer.artifacts.manifest import Manifest
 from dtj_trainer.artifacts.store import Store
+from dtj_trainer.contract.code_archive import pack
 
 CHECKPOINT = Manifest(40, 40, "2026-11-25T10:00:00Z", attempt=2, files=(), claim=2)
 
@@ -98,6 +100,32 @@ def test_the_logs_of_each_attempt_are_printed(uri: str) -> None:
     assert call("logs", uri, "--attempt", "1").stdout == "[rank 0] step 1\n"
     with pytest.raises(Unusable, match="--follow can't be used with a job of the past"):
         BucketPlace(uri).logs(LogQuery(follow=True))
+
+
+def test_the_code_of_a_job_outlives_its_config_map(uri: str, job_store: Store, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    with (tmp_path / "archive").open("wb") as file:
+        packed = pack([("train.py", tmp_path / "train.py")], file)
+    code = {"configMap": "gone", "digest": packed.digest, "entrypoint": "train.py"}
+    job = manifest(code=code, command=[], args=[], artifacts={"uri": "s3://elsewhere/jobs"})
+    git = {"commit": "1a" * 20, "branch": "main", "remote": "https://host/a", "modified": True}
+    run = {
+        "version": 1,
+        "uid": job["metadata"]["uid"],
+        "created": "2026-11-25T10:00:00Z",
+        "code": {"git": git},
+    }
+    job_store.put_bytes("job.yaml", yaml.safe_dump(job).encode())
+    job_store.put_bytes("run.json", json.dumps(run).encode())
+    job_store.put_bytes("code.tar.gz", (tmp_path / "archive").read_bytes())
+    shown = " ".join(call("status", uri).stdout.split())
+    assert f"{packed.digest}, commit 1a1a1a1a1a1a of main, with changes" in shown
+    copied = call("artifacts", "get", uri, "code", str(tmp_path / "to"))
+    assert copied.stdout == f"{tmp_path}/to/code/train.py\n"
+    assert (tmp_path / "to/code/train.py").read_text() == "print(1)"
+    git["commit"] = "hostile\n"
+    job_store.put_bytes("run.json", json.dumps(run).encode())
+    assert "hostile" not in call("status", uri).stdout
 
 
 def test_artifacts_are_listed_from_the_store_that_the_user_named(uri: str) -> None:

@@ -156,6 +156,8 @@ def test_each_attempt_is_noted_once() -> None:
     second = run_record(HISTORY, again, 2, "10:03")
     assert second["attempts"] == [{"attempt": 1, "time": "10:01"}, {"attempt": 2, "time": "10:03"}]
     assert run_record(HISTORY, {"attempts": ["x", {"attempt": "1"}]}, None, "10:04")["attempts"] == []
+    code = {"digest": "sha256:5", "git": {"commit": "1a", "modified": True}}
+    assert run_record(replace(HISTORY, code=code), first, 2, "10:03") == {**second, "code": code}
 
 
 # --- the writer --------------------------------------------------------------------------------------
@@ -321,8 +323,9 @@ def handed(uri: str, config: Path, **changes: str) -> dict[str, str]:
 
 def test_a_job_that_never_ran_is_recorded(uri: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("kind: DistributedTrainingJob\n")
-    assert record_pod.record(handed(uri, tmp_path))
-    assert keys(open_store(uri)) == ["end.json", "job.yaml", "run.json"]
+    (tmp_path / "archive").write_text("code")
+    assert record_pod.record(handed(uri, tmp_path, DTJ_CODE_ARCHIVE=str(tmp_path / "archive")))
+    assert keys(open_store(uri)) == ["code.tar.gz", "end.json", "job.yaml", "run.json"]
     assert json.loads(open_store(uri).get_bytes("run.json"))["attempts"] == []
     # Once more, as after a restart of the node.
     assert record_pod.record(handed(uri, tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 import tarfile
@@ -11,8 +12,14 @@ from pathlib import Path
 import pytest
 
 from dtj_trainer.artifacts.s3 import make_client, parse_s3_uri
+from dtj_trainer.artifacts.store import open_store
 from dtj_trainer.contract.code_archive import digest_of, pack
+from dtj_trainer.contract.history import History
 
+HISTORY = History(
+    namespace="ml", name="mnist", uid="0a1b2c3d-0", created="2026-11-25T10:00:00Z", spec_digest="ab",
+    strategy="ParameterServer", world=1, code={"digest": "sha256:5"},
+)  # fmt: skip
 TRAIN = """
 import os, sys, pathlib, helper
 assert helper.__file__ == os.path.join(os.getcwd(), "helper.py"), helper.__file__
@@ -59,14 +66,19 @@ def test_a_command_of_its_own_runs_in_the_code(make_workspace, archive):
     assert "data hello\n" in run.output
 
 
-def test_a_relative_folder_of_checkpoints_is_relative_to_the_code(make_workspace, archive, job_uri):
+def test_a_relative_folder_of_checkpoints_is_relative_to_the_code_and_the_bucket_keeps_the_archive(
+    make_workspace, archive, job_uri
+):
     pod = make_workspace(
         **given(archive, digest_of(archive)), DTJ_ARTIFACTS_URI=job_uri, DTJ_CHECKPOINTS_DIR="output",
-        DTJ_ROLE="chief", DTJ_STRATEGY="ParameterServer",
+        DTJ_ROLE="chief", DTJ_STRATEGY="ParameterServer", DTJ_HISTORY=HISTORY.to_json(),
     )  # fmt: skip
     run = pod.python("open('output/a.ckpt', 'w').write('1'); print(open('train.py').read())")
     assert run.ended() == 0, run.output
     assert (pod.root / "checkpoints/a.ckpt").read_text() == "1"
+    store = open_store(job_uri)
+    assert store.get_bytes("code.tar.gz") == archive.read_bytes()
+    assert json.loads(store.get_bytes("run.json"))["code"] == {"digest": "sha256:5"}
 
 
 def refused(pod, *kind: str) -> dict[str, object]:

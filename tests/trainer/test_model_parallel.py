@@ -42,6 +42,7 @@ LAYOUTS = {
 RESTORED = {
     *("3: --fsdp", "1: --fsdp", "two pods, 4: --fsdp"),
     *("3: --pipeline-stages=3 --micro-batches=3", "2: --tensor-parallel=2"),
+    *("trial: --fsdp", "trial: --tensor-parallel=2", "trial: --pipeline-stages=2 --micro-batches=2"),
 }
 REFUSED = {
     "ranks": "--tensor-parallel=3: the job has 4 ranks, and needs a multiple of 3",
@@ -50,6 +51,8 @@ REFUSED = {
     "micro batches": "8 examples a step can't fill 9 micro batches: give --micro-batches=8 or fewer",
     "passes": "gives each of 2 pipelines 8 examples a step, which is one pass: give --batch-size=8",
     "parts": "is not one of shards that each pod has as a whole",
+    "last step": "the network can't make a pass of 1 pictures, the least of this training: pairs: ValueErr",
+    "early": "rank 3 has other weights of network.features.0.bias than rank 1, which has the same part",
     "diverged": "the weights of rank 3 differ from those of a rank with the same part",
 }
 

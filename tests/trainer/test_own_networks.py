@@ -229,19 +229,19 @@ def test_stages_need_a_network_that_returns_a_tensor() -> None:
         pieces_of(build(own("pair"), SHAPE, 10), SHAPE)
 
 
-KINDS = ("alone", "ddp", "horovod")
+KINDS = ("alone", "ddp", "horovod", "fsdp")
 DIAGONAL = [f"{KINDS[1 + number % 2]}:{style}" for number, style in enumerate(own_networks.STYLES)]
 MATRIX = [f"{kind}:{style}" for style in own_networks.STYLES for kind in KINDS]
 
 
-def on_two_ranks(folder: Path, *cells: str) -> dict[str, dict[str, Any]]:
-    """Train networks in one pair of processes; what became of each cell. See own_checks."""
+def on_ranks(ranks: int, folder: Path, *cells: str) -> dict[str, dict[str, Any]]:
+    """Train networks in so many processes; what became of each cell. See own_checks."""
     (port,) = free_ports(1)
     ours = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     ours |= {"OMPI_MCA_mpi_yield_when_idle": "1", "DTJ_ARTIFACTS_URI": ""}
     program = [warm.python("torch"), "-m", "tests.trainer.own_checks", str(folder), *cells]
     done = subprocess.run(
-        [*MPIRUN, "-n", "2", *program],
+        [*MPIRUN, "-n", str(ranks), *program],
         env={**os.environ, **ours},
         capture_output=True,
         text=True,
@@ -255,10 +255,13 @@ def on_two_ranks(folder: Path, *cells: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("cells", [DIAGONAL, pytest.param(MATRIX, marks=pytest.mark.whole)])
-def test_networks_in_twelve_styles_train_on_ranks(tmp_path: Path, cells: list[str]) -> None:
-    for cell, found in on_two_ranks(tmp_path, *cells).items():
-        assert (found["errors"], found.get("steps")) == ([None, None], 3), found
+@pytest.mark.parametrize(
+    ("ranks", "cells"),
+    [(2, DIAGONAL), *(pytest.param(ranks, MATRIX, marks=pytest.mark.whole) for ranks in (1, 2))],
+)
+def test_networks_in_twelve_styles_train_on_ranks(tmp_path: Path, ranks: int, cells: list[str]) -> None:
+    for cell, found in on_ranks(ranks, tmp_path, *cells).items():
+        assert (found["errors"], found.get("steps")) == ([None] * ranks, 3), found
         assert found["finite"], cell
         refused = cell.partition(":")[2] in own_networks.UNEXPORTABLE
         assert (found["exported"], found["export"] is None) == (not refused, not refused), found
@@ -267,7 +270,7 @@ def test_networks_in_twelve_styles_train_on_ranks(tmp_path: Path, cells: list[st
 @pytest.mark.torch
 def test_what_a_pass_changes_is_the_same_on_all_ranks_or_told_at_once(tmp_path: Path) -> None:
     cells = ("ddp:center", "horovod:center", "ddp:unused", "ddp:normed", "ddp:diverging")
-    found = on_two_ranks(tmp_path, *cells)
+    found = on_ranks(2, tmp_path, *cells)
     by_ddp, by_horovod = (found[cell]["state"] for cell in cells[:2])
     for name in ("center", "count"):
         np.testing.assert_allclose(by_ddp[f"network.{name}"], by_horovod[f"network.{name}"], rtol=1e-5)

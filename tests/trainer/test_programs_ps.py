@@ -251,13 +251,16 @@ def test_synchronous_is_one_process_on_the_whole_batch_whoever_dies(
     assert (end["updates"], end["workers"], end["ps"]) == ("Synchronous", 2, 2)
 
     # Servers and workers outlive the chief: another training, with a workspace of its own, takes them over.
-    anew = {"DTJ_ROOT": str(tmp_path / "anew")}
-    job.start(
-        "chief-0", options=("--model=resnet20", "--optimizer=adam", "--lr=0.01", "--max-steps=3"), **anew
-    )
+    anew, own = {"DTJ_ROOT": str(tmp_path / "anew")}, "--model=tests.trainer.regularized_keras:"
+    job.start("chief-0", options=(f"{own}drawn", "--optimizer=adam", "--lr=0.01", "--max-steps=3"), **anew)
     assert job.exit_code("chief-0") == 0
     (line,) = [json.loads(line) for line in (tmp_path / "anew/metrics.jsonl").read_text().splitlines()][-1:]
     assert (line["kind"], line["steps"]) == ("end", 3)
+    assert re.search("no gradient reaches 1 weights of the network, .*spare", job.log("chief-0"))
+    job.start("chief-0", options=(f"{own}paired", "--batch-size=3"), DTJ_ROOT=str(tmp_path / "refused"))
+    assert job.exit_code("chief-0") == 1
+    assert job.says("chief-0", "\nthe network can't make a pass of 3 pictures, the least of this training: ")
+    assert not (tmp_path / "refused/metrics.jsonl").exists()
     job.start("chief-0", options=("--lr=1e30",), DTJ_ROOT=str(tmp_path / "diverged"))
     assert job.exit_code("chief-0") == 1
     assert re.search(

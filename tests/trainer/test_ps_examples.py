@@ -82,7 +82,7 @@ def test_the_evaluator_tests_the_last_checkpoint_alone_on_the_test_split(
     weights = {
         name: np.concatenate([np.asarray(each).reshape(-1) for each in variables] or [np.zeros(0)])
         for name, variables in (
-            ("trainable", network.trainable_variables), ("other", network.non_trainable_variables)
+            ("trainable", network.trainable_variables), ("other", network.non_trainable_weights)
         )
     }  # fmt: skip
     saved = [
@@ -173,7 +173,9 @@ def test_a_networks_own_losses_are_in_its_gradient(monkeypatch: pytest.MonkeyPat
         held = parameters.Parameters(network, parse([f"--model={model}"], "program", "what it is"), 1)
         step = updates.WorkerStep(network, held, (8, 8, 1))
         labels = tf.constant(pictures.labels, tf.int32)
-        done = step.forward(held.trainable.read(), held.read_other(), pixels, labels)
+        done = step.forward(
+            held.trainable.read(), held.read_other(), pixels, labels, tf.constant(1, tf.int64)
+        )
         (kernel,) = network.trainable_variables
         return done.gradient.numpy()[: kernel.numpy().size].reshape(kernel.shape), kernel.numpy()
 

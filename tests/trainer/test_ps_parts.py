@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -90,10 +90,12 @@ def test_each_example_once_an_epoch_also_after_a_resume(
 
 @given(st.lists(st.integers(0, 2**40)), st.lists(st.integers(0, 2**40), min_size=1))
 def test_what_is_dealt_comes_back_from_its_bytes(blocks: list[int], ids: list[int]) -> None:
-    packed = worker_pictures.Dealt(np.array(ids), np.array(blocks, np.int64), 7, 0.1).packed()
+    given = worker_pictures.Dealt(np.array(ids), np.array(blocks, np.int64), 7, 0.1, 2**64 - 2)
+    packed = given.packed()
     dealt = worker_pictures.Dealt.unpacked(np.frombuffer(packed, "<i8"))
-    assert (dealt.ids.tolist(), dealt.blocks.tolist(), dealt.epoch, dealt.rate) == (ids, blocks, 7, 0.1)
+    assert (dealt.ids.tolist(), dealt.blocks.tolist(), *dealt[2:]) == (ids, blocks, *given[2:])
     assert float(worker_pictures.rate_of(packed)) == np.float32(0.1)
+    assert int(worker_pictures.chance_of(packed)) == -2
 
 
 class Loads:
@@ -156,6 +158,30 @@ def test_dropout_of_keras_follows_from_step_and_rank() -> None:
     assert len({first, drawn(4, 0), drawn(3, 1), drawn(4, 1)}) == 4
     assert drawn(3, 0) == first
     assert len({tuple(each.seed_generator.state.numpy()) for each in (layers[0], layers[2])}) == 2
+
+
+def test_dropout_on_servers_follows_from_the_chance_and_whole_numbers_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shards, "ps_device", lambda _: "/device:CPU:0")
+    monkeypatch.setattr(parameters, "ps_device", lambda _: "/device:CPU:0")
+    first, second = keras.layers.Normalization(), keras.layers.Dropout(0.5)
+    network = keras.Sequential([keras.Input((8,)), first, second, keras.layers.Dense(4)])
+    first.count.assign(60_001)
+    held = parameters.Parameters(network, parse([], "program", "what it is"), 2)
+    step = updates.WorkerStep(network, held, (8, 1, 1))
+    pixels = tf.constant(np.random.default_rng(1).normal(size=(3, 8)), tf.float32)
+
+    @tf.function(autograph=False)
+    def passed(chance: Any) -> Any:
+        return step.forward(held.trainable.read(), held.read_other(), pixels, tf.constant([0, 1, 2]), chance)
+
+    losses = [float(passed(tf.constant(each, tf.int64)).counts[0]) for each in (1, 1, 2, 2**32 + 1, -1)]
+    assert losses[0] == losses[1]
+    assert len(set(losses)) == 4
+    held.assign_other(passed(tf.constant(1, tf.int64)).other - 0.004)
+    parameters.set_weights(network, held.vectors())
+    assert int(first.count) == 60_001
 
 
 # --- update rules -------------------------------------------------------------------------------

@@ -168,13 +168,17 @@ def test_the_loss_is_smoothed_as_that_of_the_ddp_program() -> None:
             del other, pixels, training, return_losses
             return weights[0], [], []
 
+        weights: tuple[Any, ...] = ()
+        non_trainable_variables: tuple[Any, ...] = ()
+
     layout = SimpleNamespace(split=lambda vector: [tf.reshape(vector, (5, 4))], join=lambda each: each[0])
     none = SimpleNamespace(split=lambda vector: [], join=lambda _: tf.zeros([0]))
     held: Any = SimpleNamespace(trainable_layout=layout, other_layout=none)
     network: Any = Network()
     step = updates.WorkerStep(network, held, (1, 1, 1), PS.label_smoothing)
     found = step.forward(
-        tf.constant(logits.ravel()), tf.zeros([0]), tf.zeros([5]), tf.constant(labels, tf.int32)
+        *(tf.constant(logits.ravel()), tf.zeros([0]), tf.zeros([5]), tf.constant(labels, tf.int32)),
+        tf.constant(1, tf.int64),
     )
     wanted = torch.nn.functional.cross_entropy(
         torch.tensor(logits), torch.tensor(labels), label_smoothing=DDP.label_smoothing, reduction="sum"

@@ -34,8 +34,9 @@ from tests.trainer.served_models import (
 )
 
 from dtj_trainer.data.formats.images import Form, pixels_of
-from dtj_trainer.serving.description import Preprocessing
-from dtj_trainer.serving.pictures import is_small, prepared
+from dtj_trainer.serving.description import Description, Preprocessing
+from dtj_trainer.serving.pictures import example_of, is_small, prepared
+from dtj_trainer.train.model_files import picture_facts
 
 LENGTH = "Inference-Header-Content-Length"
 
@@ -83,6 +84,21 @@ def test_a_picture_of_any_size_is_prepared_as_in_the_training(
     wanted = probabilities_of(in_training, 2)
     answer = client("PUT", "/predictions/colour", file).json
     assert list(answer.values()) == pytest.approx(sorted(wanted, reverse=True)[:5], rel=1e-4)
+
+
+def test_a_model_turns_pictures_as_its_training_did() -> None:
+    exif, written = Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6
+    Image.fromarray(pixels(5, 3, 24).transpose(1, 2, 0)).save(written, "JPEG", exif=exif)
+    found = {}
+    for orient in (True, False):
+        facts = picture_facts((3, SIZE, SIZE), "NCHW", LABELS, orient)
+        form = Description.from_json(json.dumps(facts).encode()).preprocessing
+        assert form is not None
+        found[orient] = example_of(written.getvalue(), form, 10**6, np.dtype(np.uint8))[0]
+        in_training = pixels_of(written.getvalue(), Form(SIZE, 3, orient), where="")
+        np.testing.assert_array_equal(found[orient], in_training)
+    assert not np.array_equal(found[True], found[False])
 
 
 def test_pixels_are_prepared_as_model_json_says() -> None:

@@ -201,5 +201,8 @@ def test_the_specs_server_and_experiment_come_first() -> None:
     of_env = settings(**own, DTJ_TRACKING_URI="")
     assert (of_env.uri, of_env.experiment, of_env.experiment_id) == ("http://own", "own", "7")
     assert settings().experiment == "Default"
+    assert settings(DTJ_CODE_COMMIT="1a", DTJ_CODE_DIGEST="sha256:5").tags == settings().tags | {
+        "mlflow.source.git.commit": "1a", "dtj.code": "sha256:5",
+    }  # fmt: skip
     with pytest.raises(ValueError, match="must be an http"):
         settings(DTJ_TRACKING_URI="", MLFLOW_TRACKING_URI="databricks")

@@ -171,14 +171,14 @@ def test_the_curves_of_two_ranks(browser: Browser, ui: Ui) -> None:
     with visiting(browser, ui.address) as visit:
         page = visit.page
         open_job(page, "stalled")
-        page.get_by_text("Utilisation of each rank").click()
+        page.get_by_text("Utilisation of each rank", exact=True).click()
         page.get_by_role("heading", name="Read from disks").wait_for()
         memory = page.get_by_role("region", name="Values of Memory", exact=True)
         assert memory.locator("tbody tr").count() == 5
         page.get_by_label("Ranks", exact=True).fill("3, 0")
         page.get_by_role("button", name="Draw").click()
         page.get_by_text("Curves of 2 of 5 ranks.").wait_for()
-        assert memory.locator("tbody th").all_inner_texts() == [" rank 0", " rank 3"]
+        assert memory.locator("tbody th").all_inner_texts() == ["rank 0", "rank 3"]
         assert "1.38 GiB" in memory.inner_text()
 
 

@@ -1,7 +1,8 @@
 """The program of a record pod: `python -m dtj_trainer.record_pod` writes the end of a job to its bucket.
 
 The operator makes the pod for a job whose own pods did not record the end, and hands it `end.json` in DTJ_END. A job
-whose pods never ran also gets `run.json`, its entry in the index, and `job.yaml`, if the job's ConfigMap is mounted.
+whose pods never ran also gets `run.json`, its entry in the index, and `job.yaml` and `code.tar.gz`, if the job's
+ConfigMaps are mounted.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def record(environment: Mapping[str, str]) -> bool:
         raise ValueError(f"{contract.ENV_HISTORY} can't be read: {error}") from None
     end = _end_of(environment.get(contract.ENV_END, ""))
     job = Path(environment.get(contract.ENV_CONFIG_DIR) or contract.CONFIG_DIR) / contract.JOB_FILE
+    code = Path(environment.get(contract.ENV_CODE_ARCHIVE) or contract.CODE_DIR / contract.CODE_FILE)
     writer = HistoryWriter(store, history)
 
     def write() -> bool:
@@ -65,8 +67,9 @@ def record(environment: Mapping[str, str]) -> bool:
         try:
             writer.write_index()
             writer.write_run()
-            if job.is_file():
-                writer.write_job(job.read_bytes())
+            for key, file in ((contract.JOB_FILE, job), (contract.CODE_FILE, code)):
+                if file.is_file():
+                    writer.write_absent(key, file.read_bytes())
         except S3Error as error:
             if error.transient:
                 raise

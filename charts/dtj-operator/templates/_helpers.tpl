@@ -74,6 +74,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if not (and (gt (float64 $election.leaseDuration) (float64 $election.renewDeadline)) (gt (float64 $election.renewDeadline) (float64 $election.retryPeriod))) -}}
 {{- fail (printf "leaderElection: leaseDuration must be longer than renewDeadline, and that longer than retryPeriod; %v, %v and %v s are not" $election.leaseDuration $election.renewDeadline $election.retryPeriod) -}}
 {{- end -}}
+{{- if and .Values.userDefaults.config (not (or .Values.userDefaults.namespaces .Values.watchNamespaces)) -}}
+{{- fail "userDefaults.namespaces: name the namespaces that get the ConfigMap dtj-defaults, since watchNamespaces is empty" -}}
+{{- end -}}
 {{- if not (or .Values.serviceAccount.create .Values.serviceAccount.name) -}}
 {{- fail "serviceAccount.name: name the ServiceAccount to use, since serviceAccount.create is false" -}}
 {{- end -}}

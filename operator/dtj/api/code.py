@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -31,6 +31,15 @@ class Code(ApiModel):
     """`sha256:` and the SHA-256 of the archive in hex digits. A pod refuses an archive with another one."""
     entrypoint: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """The script in the archive that runs as `python <entrypoint>` with args. With command: not used."""
+
+
+def config_maps_of(job: Mapping[str, Any]) -> list[str]:
+    """Return the ConfigMaps that the manifest of a job, which may have any form, names in `spec.code`."""
+    spec = job.get("spec")
+    code = spec.get("code") if isinstance(spec, dict) else None
+    parts = (code, code.get("packages")) if isinstance(code, dict) else ()
+    names = (part.get("configMap") for part in parts if isinstance(part, dict))
+    return [name for name in names if isinstance(name, str)]
 
 
 def code_faults(job: Job) -> Iterator[tuple[str, str]]:

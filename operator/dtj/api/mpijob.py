@@ -23,3 +23,5 @@ QUEUE_LABELS = ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class")
 """Labels by which Kueue queues an MPIJob."""
 QUEUE_ANNOTATIONS = ("scheduling.volcano.sh/queue-name",)
 """Annotations from which mpi-operator takes the queue of Volcano's PodGroup."""
+LONGEST_QUEUE = 253
+"""Characters of a name in Kubernetes."""

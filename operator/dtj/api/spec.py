@@ -49,6 +49,8 @@ FreeObject = Annotated[
 DomainPath = Annotated[str, Field(pattern=DOMAIN_PATH, max_length=MAX_LENGTH)]
 S3_URI = rf"^s3://{contract.S3_BUCKET}(/[^\s?#]*)?$"
 HTTP_URL = r"^https?://[^\s/]+(/[^\s]*)?$"
+MOST_REPLICAS = 10_000
+"""Replicas of a role."""
 RESOURCE_NAME = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
 
@@ -118,7 +120,7 @@ class Resources(ApiModel):
 class ReplicaSpec(ApiModel):
     """The replicas of one role."""
 
-    replicas: Annotated[int, Field(ge=1, le=10000), Number] = 1
+    replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS), Number] = 1
     """How many pods of this role."""
     gpus: Annotated[int, Field(ge=0, le=1024), Number] = 0
     """Accelerators of each pod: shorthand for a limit of accelerator.resourceName."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from dtj.api.code import code_faults
 from dtj.api.data_rules import cache_of, data_faults
 from dtj.api.job import Fault, Job
-from dtj.api.mpijob import MOUNTS, VOLUMES
+from dtj.api.mpijob import LONGEST_QUEUE, MOUNTS, QUEUE_ANNOTATIONS, VOLUMES
 from dtj.api.names import LABEL_LENGTH, is_dns_label, is_namespace, pod_name, tensorboard_name
 from dtj.api.pod_schema import QUANTITY, pod_faults
 from dtj.api.pod_template import (
@@ -276,6 +276,13 @@ def _mpijob(job: Job) -> Iterator[Fault]:
             f"must be None with horovod.launcher: MPIJob, got {gang}: mpi-operator makes gangs (--gang-scheduling), "
             "and Kueue queues the MPIJob by the job's label kueue.x-k8s.io/queue-name",
         )
+    for name in QUEUE_ANNOTATIONS:
+        if len(job.annotations.get(name, "")) > LONGEST_QUEUE:
+            yield Fault(
+                f"metadata.annotations[{name}]",
+                f"must be the name of a queue, which has {LONGEST_QUEUE} characters at most",
+                ("metadata", "annotations", name),
+            )
     for role, replica in job.spec.replica_specs.given().items():
         yield from _mpijob_template(f"spec.replicaSpecs.{role}.template.spec", replica)
 

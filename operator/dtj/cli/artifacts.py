@@ -21,6 +21,7 @@ from dtj.cli.connection import (
 from dtj.cli.places import chosen, find
 from dtj.cli.tables import columns, print_table
 from dtj.cli.terminal import FormatOption, echo, errors, print_data
+from dtj_trainer import contract
 
 app = typer.Typer()
 _group = typer.Typer(
@@ -104,9 +105,12 @@ def get(
     dtj artifacts get fashion-mnist model
     dtj artifacts get fashion-mnist --checkpoint 938 ./restored
     dtj artifacts get fashion-mnist model --past
+    dtj artifacts get fashion-mnist code
     ```
 
     Below TO, each file has the path of its object in the bucket, or with --checkpoint its path in /dtj/checkpoints.
+    The KEY `code` means the files of spec.code. They come from the ConfigMap while the cluster has it: this needs no
+    credentials for the bucket.
     """
     if checkpoint is not None and folder is not None:
         raise typer.BadParameter(
@@ -115,15 +119,18 @@ def get(
     place = find(
         name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid, endpoint)
     )
-    with place.artifacts(endpoint) as artifacts:
-        to = folder or Path(name)
-        files = (
-            artifacts.get(key, to)
-            if checkpoint is None
-            else artifacts.get_checkpoint(checkpoint, Path(key) if key else to)
-        )
-        for file in files:
-            echo(str(file))
+    to = folder or Path(name)
+    if checkpoint is None and key.strip("/") == contract.CODE:
+        files = place.get_code(to, endpoint)
+    else:
+        with place.artifacts(endpoint) as artifacts:
+            files = (
+                artifacts.get(key, to)
+                if checkpoint is None
+                else artifacts.get_checkpoint(checkpoint, Path(key) if key else to)
+            )
+    for file in files:
+        echo(str(file))
 
 
 @_group.command()

@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from dtj.api.errors import NotFound, Unusable
 from dtj.api.spec import ROLES
 from dtj.api.status import JobStatus
-from dtj.client import Artifacts, DistributedTrainingJob, JobEvent, LogLine, LogQuery, PastJob, Pod
+from dtj.client import Artifacts, DistributedTrainingJob, JobEvent, LogLine, LogQuery, PastJob, Pod, RunRecord
 from dtj.client.bucket_logs import bucket_log
+from dtj.client.code_files import unpack_code
 from dtj.client.last_sign import last_sign
 from dtj.client.log_source import Selection
 from dtj.client.past_job import (
@@ -62,13 +64,10 @@ class BucketPlace:
     @cached_property
     def past(self) -> PastJob:
         """The job, as its records show it."""
-        uid = next(filter(None, map(recorded_uid, self._stored.values())), "")
+        uid = self._uid
         *_, namespace, folder = self._artifacts.uri.split("/")
         name, _, short_uid = folder.rpartition("-")
-        created = datetime.fromtimestamp(0, UTC)
-        if run := self._stored[RUN_FILE]:
-            with suppress(Unreadable):
-                created = read_run(run, uid).created
+        created = self._run.created if self._run else datetime.fromtimestamp(0, UTC)
         entry = IndexEntry(created, namespace, name, uid or short_uid)
         if end := self._stored[END_FILE]:
             try:
@@ -79,7 +78,7 @@ class BucketPlace:
 
     def job(self) -> DistributedTrainingJob:
         """See `Place.job`. Without a recorded end, the status has what else the bucket shows."""
-        manifest = manifest_of(self.past, self._job_file)
+        manifest = manifest_of(self.past, self._job_file, self._run)
         if self.past.created.timestamp() == 0:
             del manifest["metadata"]["creationTimestamp"]
         return DistributedTrainingJob.from_cluster(
@@ -119,11 +118,27 @@ class BucketPlace:
         else:
             yield Artifacts(self._artifacts.uri, {**self._environment, S3_ENDPOINT: endpoint})
 
+    def get_code(self, folder: Path, endpoint: str | None = None) -> list[Path]:
+        """See `Place.get_code`."""
+        with self.artifacts(endpoint) as artifacts:
+            return unpack_code(self.job(), artifacts, folder)
+
     def logs(self, query: LogQuery) -> Iterator[LogLine]:
         """See `Place.logs`."""
         if query.follow:
             raise Unusable("--follow can't be used with a job of the past", "leave it out")
         return bucket_log(self._artifacts, Selection(self.job().job, query))
+
+    @cached_property
+    def _uid(self) -> str:
+        return next(filter(None, map(recorded_uid, self._stored.values())), "")
+
+    @cached_property
+    def _run(self) -> RunRecord | None:
+        with suppress(Unreadable):
+            if stored := self._stored[RUN_FILE]:
+                return read_run(stored, self._uid)
+        return None
 
     def _optional_job_file(self) -> dict[str, Any] | None:
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from dtj.api.errors import Unusable
+from dtj.api.git_annotations import git_annotations
 from dtj.cli.terminal import errors
 from dtj.cli.words import Words
 
@@ -180,6 +181,7 @@ def code_job(
     Prints what the archive has and what stays out of it. local: the job runs on this machine.
     """
     from dtj.client.code_job import job_manifest, packed_code
+    from dtj.client.git_state import git_state
 
     with tempfile.TemporaryDirectory(prefix="dtj-code-") as folder:
         archive = Path(folder) / "code.tar.gz"
@@ -190,7 +192,11 @@ def code_job(
         count = "1 file" if files == 1 else f"{files:,} files"
         errors.print(f"{program.folder}: {count}, {_size(packed.packed_bytes)} packed")
         _tell_left_out(program)
-        yield job_manifest(name, program, code, image, wishes, defaults), archive
+        manifest = job_manifest(name, program, code, image, wishes, defaults)
+        state = git_state(program.folder, [name for name, _ in program.selection.entries])
+        if annotations := git_annotations(state):
+            manifest["metadata"]["annotations"] = annotations
+        yield manifest, archive
 
 
 def _tell_left_out(program: Program) -> None:

@@ -54,25 +54,35 @@ def wait(
         Goal, typer.Option("--for", help="Condition to wait for; `ended`: succeeded or failed.")
     ] = Goal.SUCCEEDED,
     timeout: TimeoutOption = None,
+    local: LocalOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
     """Wait until a job has succeeded, or for another condition.
 
-    Exit code 0: the job has the condition, 1: the job ended without it, 5: the timeout passed.
+    Exit code 0: the job has the condition, 1: the job ended without it, or no process carries out the run of this
+    machine, 5: the timeout passed.
 
     ```
     dtj wait fashion-mnist --timeout 1h
     dtj wait fashion-mnist --for=Running --timeout 10m
+    dtj wait fashion-mnist --local
     ```
     """
+    condition = None if goal is Goal.ENDED else ConditionType(goal.value)
+    if local:
+        from dtj.cli.local_place import wait_for_run
+        from dtj.local.runs import Runs, home
+
+        echo(one_line(wait_for_run(Runs(home()).find(name, namespace), condition, timeout)))
+        return
     client = connect(namespace, context)
     # `wait` retries while the API server does not answer. Read the job first: a wrong name then fails at once.
     client.get(name)
-    if goal is Goal.ENDED:
+    if condition is None:
         job = client.wait(name, timeout=timeout)
     else:
-        job = client.wait_for(name, ConditionType(goal.value), timeout=timeout)
+        job = client.wait_for(name, condition, timeout=timeout)
     echo(one_line(job))
 
 

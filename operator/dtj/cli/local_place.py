@@ -6,19 +6,25 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 
-from dtj.api.errors import NotFound
+from dtj.api.condition_types import ConditionType
+from dtj.api.errors import DtjError, NotFound
 from dtj.client import Artifacts, DistributedTrainingJob, JobEvent, LogLine, LogQuery, Pod
 from dtj.client.bucket_logs import bucket_log
+from dtj.client.code_files import unpack_code
 from dtj.client.log_source import Selection, file_line
 from dtj.client.store_environment import store_environment
 from dtj.client.views import read_event
+from dtj.client.waits import decided, never, too_late
 from dtj.local.output_file import text_from
 from dtj.local.runs import Run, Runs
 from dtj_trainer.artifacts.s3 import parse_s3_uri
 
 _POLL_SECONDS = 0.3
+NO_PROCESS = "no process carries out this run"
+CONTINUES = "`dtj run FILE --resume` continues from the newest checkpoint"
 
 
 class LocalPlace:
@@ -37,7 +43,7 @@ class LocalPlace:
         """See `Place.note`."""
         if self._run.pid is not None or self.job().status.finished:
             return None
-        return "no process carries out this run: `dtj run FILE --resume` continues from the newest checkpoint"
+        return f"{NO_PROCESS}: {CONTINUES}"
 
     def pods(self) -> list[Pod]:
         """See `Place.pods`."""
@@ -62,6 +68,11 @@ class LocalPlace:
             return
         yield Artifacts(uri, store_environment(job.spec, endpoint))
 
+    def get_code(self, folder: Path, endpoint: str | None = None) -> list[Path]:
+        """See `Place.get_code`."""
+        with self.artifacts(endpoint) as artifacts:
+            return unpack_code(self.job(), artifacts, folder)
+
     def logs(self, query: LogQuery) -> Iterator[LogLine]:
         """See `Place.logs`. Output files have the lines of all attempts; the bucket has the lines of each attempt."""
         selection = Selection(self._run.job, query)
@@ -77,6 +88,39 @@ class LocalPlace:
             if ended:
                 return
             time.sleep(_POLL_SECONDS)
+
+
+def wait_for_run(run: Run, goal: ConditionType | None, timeout: float | None) -> DistributedTrainingJob:
+    """Wait until a run has a condition, or has finished if `goal` is None. Return the job.
+
+    timeout: seconds until TimedOut. Raises DtjError if the run finished without the condition, or if no process
+    carries it out, and NotFound if another run of the name takes its place.
+    """
+    what = "its end" if goal is None else f"its condition {goal}"
+    first = DistributedTrainingJob.from_cluster(run.manifest)
+    deadline = inf if timeout is None else time.monotonic() + timeout
+    while True:
+        # Look for the process first: it writes the end of the run before it ends itself.
+        carried_out = run.pid is not None
+        job = _unless_replaced(run, first, what)
+        if job.status.finished if goal is None else decided(job, goal):
+            break
+        if not carried_out:
+            raise DtjError(f"{job.name} is {job.status.phase}, and {NO_PROCESS}", CONTINUES)
+        if time.monotonic() >= deadline:
+            raise too_late(job, timeout, what)
+        time.sleep(_POLL_SECONDS)
+    if goal is not None and not job.status.holds(goal):
+        raise never(job, goal)
+    return job
+
+
+def _unless_replaced(run: Run, first: DistributedTrainingJob, what: str) -> DistributedTrainingJob:
+    with suppress(NotFound):  # A new run has removed the files of the old one.
+        job = DistributedTrainingJob.from_cluster(run.manifest)
+        if job.uid == first.uid:
+            return job
+    raise NotFound(f"another run of {first.name} has begun while waiting for {what}")
 
 
 def local_jobs(home: Path, namespace: str | None) -> list[DistributedTrainingJob]:

@@ -11,6 +11,8 @@ from dtj.api.errors import Unusable
 from dtj.cli.connection import connect, opened
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dtj.client import Artifacts, Client, DistributedTrainingJob, JobEvent, LogLine, LogQuery, Pod
 
 
@@ -34,6 +36,9 @@ class Place(Protocol):
 
         endpoint: URL of the store for this machine; see `Client.artifacts`.
         """
+
+    def get_code(self, folder: Path, endpoint: str | None = None) -> list[Path]:
+        """Copy the files of the job's code; see `Client.get_code`."""
 
     def logs(self, query: LogQuery) -> Iterator[LogLine]:
         """Yield the lines that the ranks and replicas printed; see `Client.logs`."""
@@ -136,6 +141,10 @@ class ClusterPlace:
     def artifacts(self, endpoint: str | None = None) -> Iterator[Artifacts]:
         """See `Place.artifacts`."""
         yield self._client.artifacts(self._name, endpoint=endpoint, namespace=self._namespace)
+
+    def get_code(self, folder: Path, endpoint: str | None = None) -> list[Path]:
+        """See `Place.get_code`."""
+        return self._client.get_code(self._name, folder, endpoint=endpoint, namespace=self._namespace)
 
     def logs(self, query: LogQuery) -> Iterator[LogLine]:
         """See `Place.logs`."""

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dtj.api.condition_types import ConditionType
+from dtj.api.git_annotations import code_words, git_state_of
 from dtj.api.status import Condition, ConditionStatus, Failure, JobStatus
 from dtj.cli.durations import brief
 from dtj.cli.job_table import age, event_table, state_text
@@ -172,6 +173,8 @@ def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, st
         yield "Took", brief(duration)
     if job.status.progress and (error := job.status.progress.export_error):
         yield "Export", f"failed: {error}"
+    if code := code_of_job(job):
+        yield "Code", code
     artifacts = job.status.artifacts
     if text := pod_checkpoint(job.status):
         yield "In the pod", text
@@ -188,6 +191,12 @@ def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, st
         yield "Skipped", f"{', '.join(skipped)}: no attempt has made a step from there"
     if artifacts.model:
         yield "Model", artifacts.model
+
+
+def code_of_job(job: DistributedTrainingJob) -> str | None:
+    """Return the digest of a job's code, and its commit if one is known; None if the program is in the image."""
+    code = job.spec.code
+    return code_words(code.digest, git_state_of(job.metadata.annotations)) if code else None
 
 
 def pod_checkpoint(status: JobStatus) -> str | None:

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dtj.api.quantities import amount
+from dtj.api.status import Phase
 from dtj.cli.job_table import state_text
 from dtj.cli.progress import UNKNOWN, figures
 from dtj.cli.replica_state import replica_state
@@ -27,18 +28,22 @@ NO_METRICS = (
 
 
 def top_view(
-    job: DistributedTrainingJob, pods: Sequence[Pod], usage: Mapping[str, PodUsage] | None
+    job: DistributedTrainingJob,
+    pods: Sequence[Pod],
+    usage: Mapping[str, PodUsage] | None,
+    machine: Mapping[str, str] | None = None,
 ) -> RenderableType:
     """Return the table with one line for each replica: its use of resources beside its limits, or else its requests.
 
-    usage: the use by name of the pod; None if the cluster does not measure the use.
+    usage: the use by name of the pod; None if the cluster does not measure the use. machine: the resources of the
+    machine on which all replicas run without limits.
     """
     resources = _resources(job)
     gpus = job.spec.accelerator.resource_name
     right = ("CPU", "OF", "MEMORY", "OF ", "GPUS")
     table = columns("REPLICA", "RANKS", "NODE", "STATE", *right, right=right)
     for pod in pods:
-        used, allowed = (usage or {}).get(pod.name), resources.get(pod.name, {})
+        used, allowed = (usage or {}).get(pod.name), {**resources.get(pod.name, {}), **(machine or {})}
         table.add_row(
             f"{pod.role}-{pod.index}",
             ranks_of(job, pod),
@@ -58,7 +63,7 @@ def top_view(
 
 def _headline(job: DistributedTrainingJob) -> Text:
     line = Text.assemble((job.name, "bold"), ": ", state_text(job))
-    if (rate := figures(job.status).get("rate")) and not job.status.finished:
+    if (rate := figures(job.status).get("rate")) and job.status.phase is Phase.RUNNING:
         line.append(f", {rate} over all ranks")
     return line
 

@@ -11,12 +11,14 @@ from types import TracebackType
 from typing import Self
 
 from dtj.api.condition_types import ConditionType
-from dtj.api.errors import DtjError, TimedOut
+from dtj.api.errors import TimedOut
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.spec import ROLES
 from dtj.client.artifacts import Artifacts
 from dtj.client.changing import change, resume, set_suspend, uninterrupted
+from dtj.client.code_files import unpack_code
 from dtj.client.code_sending import create
+from dtj.client.code_source import find_code
 from dtj.client.credentials import artifacts_of
 from dtj.client.defaults import CONFIG_MAP, Defaults, of_config_map
 from dtj.client.failures import deleted, explained, missing, replaced
@@ -35,6 +37,7 @@ from dtj.client.views import (
     pod_of,
     usage_of,
 )
+from dtj.client.waits import decided, never, too_late
 from dtj.client.watching import changes, until_gone
 from dtj.cluster.user_api import UserApi, connect
 
@@ -172,20 +175,15 @@ class AsyncClient:
 
         timeout: seconds until TimedOut. Raises DtjError if the job finished without the condition.
         """
-
-        def reached(job: DistributedTrainingJob) -> bool:
-            is_current = (job.status.observed_generation or 0) >= job.metadata.generation
-            return job.status.finished or (is_current and job.status.holds(condition))
-
         job = await self._until(
-            reached,
+            lambda job: decided(job, condition),
             name,
             f"its condition {condition}",
             timeout=timeout,
             namespace=namespace,
         )
         if not job.status.holds(condition):
-            raise DtjError(f"{name} is {job.status.phase} and will never be {condition}")
+            raise never(job, condition)
         return job
 
     async def suspend(
@@ -314,6 +312,24 @@ class AsyncClient:
             job = await self.get(job, namespace=namespace)
         return await artifacts_of(self._api, job, endpoint)
 
+    async def get_code(
+        self,
+        job: DistributedTrainingJob | str,
+        folder: str | Path,
+        *,
+        endpoint: str | None = None,
+        namespace: str | None = None,
+    ) -> builtins.list[Path]:
+        """Copy the files of a job's `spec.code` below `folder/code`, and return their paths.
+
+        The files come from the job's ConfigMap while it exists, else from the bucket. endpoint: see `artifacts`.
+        """
+        if isinstance(job, str):
+            job = await self.get(job, namespace=namespace)
+        with self._explained(job.namespace):
+            source = await find_code(self._api, job, endpoint)
+        return await asyncio.to_thread(unpack_code, job, source, Path(folder))
+
     @property
     def _api(self) -> UserApi:
         if self._connected is None:
@@ -355,8 +371,6 @@ class AsyncClient:
                 raise TimedOut(
                     f"the API server did not report {name} within {timeout:g} s: waited for {what}"
                 ) from None
-            raise TimedOut(
-                f"{name} is {job.status.phase or 'not begun'} after {timeout:g} s: waited for {what}"
-            ) from None
+            raise too_late(job, timeout, what) from None
         assert job is not None, "changes() raises NotFound for a job that does not exist at first"
         raise deleted(job, f"while waiting for {what}")

@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+from dtj.api.code import config_maps_of
 from dtj.api.errors import DtjError, Unreachable, Unusable
 from dtj.api.identity import API_VERSION, KIND, LABEL_CODE
 from dtj.api.job import Manifest
@@ -37,7 +38,10 @@ async def create(
     """
     code = job.spec.code
     if archive is None or code is None:
-        return await api.create(manifest)
+        created = await api.create(manifest)
+        for name in config_maps_of(manifest):
+            await uninterrupted(_share(api, job.namespace, name, created))
+        return created
     if code.config_map is None:
         await _upload(api, job, archive)
         return await api.create(manifest)
@@ -82,7 +86,7 @@ async def _settle(api: UserApi, config: Manifest, job: Manifest, *, refused: boo
     metadata = config["metadata"]
     try:
         there = None if refused else await api.get(job)
-        if there is not None and _config_map_of(there) == metadata["name"]:
+        if there is not None and metadata["name"] in config_maps_of(there):
             await _own(api, config, there)
             return
         if (made := await api.get(config)) is not None:
@@ -94,26 +98,40 @@ async def _settle(api: UserApi, config: Manifest, job: Manifest, *, refused: boo
         )  # fmt: skip
 
 
+async def _share(api: UserApi, namespace: str, name: str, job: Manifest) -> None:
+    """Make the job another owner of the ConfigMap of an earlier job, with which the code would go otherwise.
+
+    A ConfigMap that dtj did not make stays as it is.
+    """
+    config: Manifest = {"apiVersion": "v1", "kind": "ConfigMap"}
+    config["metadata"] = {"name": name, "namespace": namespace}
+    try:
+        config = await api.get(config) or config
+    except ApiError as error:
+        log.debug("the ConfigMap %s is not read: %s", name, error)
+        return
+    if LABEL_CODE not in (config["metadata"].get("labels") or {}):
+        return
+    try:
+        await api.add_owner(config, _owner(job))
+    except ApiError as error:
+        log.warning("the code of %s goes with an earlier job: %s", job["metadata"]["name"], error.message)
+
+
+def _owner(job: Manifest) -> Manifest:
+    metadata = job["metadata"]
+    return {"apiVersion": API_VERSION, "kind": KIND, "name": metadata["name"], "uid": metadata["uid"]}
+
+
 async def _own(api: UserApi, config: Manifest, job: Manifest) -> None:
     """Make the job the owner of the ConfigMap: Kubernetes then deletes the ConfigMap with the job."""
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": job["metadata"]["name"],
-        "uid": job["metadata"]["uid"],
-    }
     try:
-        await api.set_owner(config, owner)
+        await api.add_owner(config, _owner(job))
     except ApiError as error:
         log.warning(
             "the ConfigMap %s stays when the job is deleted: its owner could not be set: %s",
             config["metadata"]["name"], error.message,
         )  # fmt: skip
-
-
-def _config_map_of(job: Manifest) -> str | None:
-    name: str | None = ((job.get("spec") or {}).get("code") or {}).get("configMap")
-    return name
 
 
 @contextlib.contextmanager

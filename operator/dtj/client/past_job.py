@@ -8,13 +8,21 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from dtj.api.git_annotations import (
+    ANNOTATION_BRANCH,
+    ANNOTATION_COMMIT,
+    ANNOTATION_MODIFIED,
+    ANNOTATION_REMOTE,
+    git_annotations,
+    git_state_of,
+)
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.job import Manifest, read_status
 from dtj.api.spec import ROLES
 from dtj.api.status import JobStatus, Phase
 from dtj.api.strategies import RULES
 from dtj.api.strategy import StrategyRules
-from dtj_trainer.contract.history import END_FILE, RUN_FILE, IndexEntry
+from dtj_trainer.contract.history import END_FILE, RUN_FILE, GitState, IndexEntry
 
 if TYPE_CHECKING:
     from dtj.client.resource import DistributedTrainingJob
@@ -66,6 +74,10 @@ class RunRecord:
     """The number of ranks."""
     attempts: tuple[tuple[int, datetime], ...]
     """Number and begin of each attempt."""
+    code: str | None = None
+    """The digest of the job's code; None: the program was in the image."""
+    git: GitState | None = None
+    """The commit of the code, if it was known."""
 
 
 @dataclass(frozen=True)
@@ -191,13 +203,17 @@ def read_run(content: bytes, uid: str) -> RunRecord:
         for item in _objects(data.get("attempts"))
         if isinstance(item.get("attempt"), int)
     )
-    world = data.get("world")
+    world, code = data.get("world"), data.get("code")
+    code = code if isinstance(code, dict) else {}
+    digest, git = code.get("digest"), code.get("git")
     return RunRecord(
         _time(data, "created", RUN_FILE),
         str(data.get("specDigest") or ""),
         str(data.get("strategy") or ""),
         world if isinstance(world, int) else 0,
         attempts,
+        digest if isinstance(digest, str) else None,
+        _git_state(git) if isinstance(git, dict) else None,
     )
 
 
@@ -211,7 +227,7 @@ def recorded_uid(content: bytes | None) -> str:
     return uid if isinstance(uid, str) else ""
 
 
-def manifest_of(past: PastJob, job_file: Mapping[str, Any] | None) -> Manifest:
+def manifest_of(past: PastJob, job_file: Mapping[str, Any] | None, run: RunRecord | None = None) -> Manifest:
     """Return the manifest of a past job, with the recorded status.
 
     job_file: the content of job.yaml. Without it, the spec has what the record shows, and an empty image.
@@ -224,6 +240,8 @@ def manifest_of(past: PastJob, job_file: Mapping[str, Any] | None) -> Manifest:
         "uid": past.uid,
         "creationTimestamp": written(past.created),
     }
+    if run and run.git:
+        metadata["annotations"] = git_annotations(run.git)
     spec = (job_file or {}).get("spec") or {
         "strategy": past.strategy if past.strategy in RULES else next(iter(RULES)),
         "image": "unknown",
@@ -259,6 +277,13 @@ def _time(data: Mapping[str, Any], field: str, name: str) -> datetime:
     except (KeyError, TypeError, ValueError):
         raise Unreadable(f"{name} can't be read: {field} is no RFC 3339 time") from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _git_state(data: Mapping[str, Any]) -> GitState | None:
+    """Read what a bucket has of a commit, which is trusted no more than annotations are."""
+    named = (ANNOTATION_COMMIT, ANNOTATION_BRANCH, ANNOTATION_REMOTE)
+    given = {name: data.get(name.rpartition("-")[2]) for name in named}
+    return git_state_of({**given, ANNOTATION_MODIFIED: "false" if data.get("modified") is False else "true"})
 
 
 def _check_times(status: JobStatus) -> None:

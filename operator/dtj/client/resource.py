@@ -123,8 +123,16 @@ class DistributedTrainingJob(ApiModel):
     @property
     def job(self) -> Job:
         """The job in the form that the plan and the operator use."""
+        metadata = self.metadata
         return Job(
-            self.name, self.namespace, self.uid, self.metadata.generation, spec=self.spec, status=self.status
+            self.name,
+            self.namespace,
+            self.uid,
+            metadata.generation,
+            spec=self.spec,
+            status=self.status,
+            labels=metadata.labels,
+            annotations=metadata.annotations,
         )
 
     def faults(self) -> list[Fault]:

@@ -125,6 +125,7 @@ class Client:
     usage = _blocking(AsyncClient.usage)
     logs = _iterating(AsyncClient.logs)
     artifacts = _blocking(AsyncClient.artifacts)
+    get_code = _blocking(AsyncClient.get_code)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -20,8 +20,10 @@ from dtj.cluster.rest_client import JSON_PATCH, MERGE_PATCH, RestClient, no_obje
 from dtj.cluster.server_clock import ServerClock
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-# The API server makes a page as a whole: of the largest objects that it stores, a page has 150 MB.
-_CHUNK = 100
+# The API server makes a page as a whole. Of the largest ConfigMaps, a page of 100 is 100 MB.
+_PAGE = 100
+JOBS_PAGE = 20
+"""The jobs in a page. The API server decodes them: a job of 1.4 MB may take 180 MB of its memory."""
 # A page may take long where the objects are large. A connection that is silent is dead.
 _LIST_TIMEOUT = aiohttp.ClientTimeout(total=300, sock_connect=10, sock_read=30)
 # What nobody reads of the metadata of pods, and what may be large.
@@ -30,7 +32,7 @@ _WATCH_SECONDS = 600
 # A connection may die silently. The API server sends a bookmark on each watch every minute, so a watch that is silent
 # for longer is dead. The server ends each watch after _WATCH_SECONDS; where it does not, `total` ends the watch.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=_WATCH_SECONDS + 30, sock_connect=10, sock_read=70)
-_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _METADATA_OF_ONE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 
@@ -71,7 +73,7 @@ class KubernetesApi(RestClient):
     async def pods_of(self, namespace: str, job: str) -> list[Manifest]:
         selection = Selection("v1", "Pod", f"{LABEL_JOB}={job}", namespace)
         pods = list[Manifest]()
-        async for items, _ in self.pages(selection, _METADATA_ONLY):
+        async for items, _ in self.pages(selection, METADATA_ONLY):
             for item in items:
                 for name in _UNREAD:
                     item["metadata"].pop(name, None)
@@ -145,7 +147,8 @@ class KubernetesApi(RestClient):
         self, selection: Selection, accept: str = "application/json"
     ) -> AsyncIterator[tuple[list[Manifest], str]]:
         # Without a resourceVersion the server answers from its store, not from its cache.
-        path, query = selection_path(selection), {"limit": str(_CHUNK)} | _selectors(selection)
+        limit = JOBS_PAGE if selection.kind == KIND else _PAGE
+        path, query = selection_path(selection), {"limit": str(limit)} | _selectors(selection)
         while True:
             body, address = ListBody(), f"{path}?{urlencode(query)}"
             async with self._answer(

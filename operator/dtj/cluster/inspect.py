@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dtj.api.identity import GROUP, PLURAL
+from dtj.api.identity import GROUP, LABEL_CODE, PLURAL
 from dtj.api.job import Manifest
+from dtj.cluster.api import METADATA_ONLY
 from dtj.cluster.paths import collection_path, segment
-from dtj.cluster.port import ApiError
+from dtj.cluster.port import ApiError, Selection
 from dtj.cluster.user_api import UserApi
 
 _OPERATORS = "/apis/apps/v1/deployments"
@@ -76,6 +77,13 @@ class Inspector(UserApi):
         return (
             await self._list(f"/api/v1/namespaces/{segment(namespace)}/resourcequotas", "ResourceQuota", {})
         )[0]
+
+    async def config_maps_with_code(self, namespace: str) -> list[Manifest]:
+        """List the metadata of the ConfigMaps that have the archive of a job."""
+        selection, found = Selection("v1", "ConfigMap", LABEL_CODE, namespace), list[Manifest]()
+        async for items, _ in self.pages(selection, METADATA_ONLY):
+            found += [{"metadata": item["metadata"]} for item in items]
+        return found
 
     async def remove_pod(self, pod: Manifest) -> None:
         """Delete a pod without a grace period. A pod that does not exist is not an error."""

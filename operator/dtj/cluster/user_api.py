@@ -81,9 +81,16 @@ class UserApi(KubernetesApi):
         options |= {} if uid is None else {"preconditions": {"uid": uid}}
         await self._request("DELETE", f"{_jobs(namespace)}/{segment(name)}", KIND, options)
 
-    async def set_owner(self, manifest: Manifest, owner: Manifest) -> None:
-        """Make an object belong to another one, with which Kubernetes deletes it. owner: an ownerReference."""
-        patch = {"metadata": {"ownerReferences": [owner]}}
+    async def add_owner(self, manifest: Manifest, owner: Manifest) -> None:
+        """Make an object belong to another one. Kubernetes deletes the object with the last of its owners.
+
+        manifest: the object as it was read, with its present owners, or as it was made. owner: an ownerReference.
+        Raises ApiError (409) if the object has changed since it was read.
+        """
+        metadata = manifest["metadata"]
+        patch = {"metadata": {"ownerReferences": [*(metadata.get("ownerReferences") or []), owner]}}
+        if version := metadata.get("resourceVersion"):
+            patch["metadata"]["resourceVersion"] = version
         await self._request("PATCH", object_path(manifest), manifest["kind"], patch, MERGE_PATCH)
 
     async def list_pods(self, namespace: str, job: str) -> list[Manifest]:

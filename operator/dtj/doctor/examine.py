@@ -17,6 +17,7 @@ from dtj.doctor.check import Check, Verdict, failed, ok, warning
 from dtj.doctor.credentials import secret_checks
 from dtj.doctor.gather import look_at_cluster, look_for_job, run_pod
 from dtj.doctor.installation import installation_checks, python_checks
+from dtj.doctor.left_code import left_code_checks
 from dtj.doctor.probe import pod_checks, probe_pod
 from dtj.doctor.record import NAME, record_check, record_image, record_probe
 from dtj.doctor.webhook import webhook_checks
@@ -43,7 +44,12 @@ async def examine(
     where = namespace or api.namespace or "default"
     try:
         findings = await look_at_cluster(api, where)
-        checks = [*here, *installation_checks(findings), *webhook_checks(findings)]
+        checks = [
+            *here,
+            *installation_checks(findings),
+            *webhook_checks(findings),
+            *left_code_checks(findings),
+        ]
         if job is not None:
             image = record_image(findings) if job.spec.artifacts else None
             checks += await _job_checks(api, replace(job, namespace=where), image, with_pod=with_pod)

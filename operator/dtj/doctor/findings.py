@@ -38,6 +38,10 @@ PERMISSIONS = (
     *(Permission(verb, PLURAL, GROUP, "`dtj submit`") for verb in ("get", "list", "watch")),
     Permission("delete", PLURAL, GROUP, "`dtj delete`", required=False),
     Permission("patch", PLURAL, GROUP, "`dtj suspend`, `dtj resume` and `dtj scale`", required=False),
+    *(
+        Permission(verb, "configmaps", "", "`dtj submit FOLDER`", required=False)
+        for verb in ("get", "create", "patch", "delete")
+    ),
     Permission("list", "pods", "", "`dtj status`", required=False),
     Permission("get", "pods", "", "`dtj logs`", required=False),
     Permission("get", "pods/log", "", "`dtj logs`", required=False),
@@ -68,6 +72,8 @@ class ClusterFindings:
     """The permissions of the user in the namespace."""
     faulty_job: Taken | str | None = None
     """How the API server answers a job with a fault: its words, if it refuses the job; None: it was not asked."""
+    left_code: Sequence[str] | Unread = ()
+    """ConfigMaps of the namespace with code that no job uses."""
 
 
 @dataclass(frozen=True)

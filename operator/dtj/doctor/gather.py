@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from dtj.api.identity import API_VERSION
@@ -20,6 +21,7 @@ from dtj.doctor.findings import (
     Taken,
     Unread,
 )
+from dtj.doctor.left_code import left_over
 from dtj.doctor.webhook import faulty_job
 
 _POLL_SECONDS = 0.5
@@ -43,6 +45,7 @@ async def look_at_cluster(api: Inspector, namespace: str) -> ClusterFindings:
         operators=operators,
         allowed=dict(zip(PERMISSIONS, allowed, strict=True)),
         faulty_job=await _judged(api, faulty_job(namespace)) if served and may_create else None,
+        left_code=await _read(_left_code(api, namespace)) if served else (),
     )
 
 
@@ -88,6 +91,14 @@ async def _judged(api: Inspector, manifest: Manifest) -> Taken | str:
             raise
         return error.message or error.reason
     return Taken()
+
+
+async def _left_code(api: Inspector, namespace: str) -> list[str]:
+    config_maps = await api.config_maps_with_code(namespace)
+    if all(each["metadata"].get("ownerReferences") for each in config_maps):
+        return []
+    jobs, _ = await api.list_jobs(namespace)
+    return left_over(config_maps, jobs, datetime.now(UTC))
 
 
 async def _secret(api: Inspector, job: Job) -> SecretKeys | None:

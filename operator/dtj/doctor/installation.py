@@ -69,7 +69,7 @@ def _crd(findings: ClusterFindings) -> Check:
     versions = {version["name"]: version for version in findings.crd["spec"]["versions"]}
     own_schema = custom_resource_definition()["spec"]["versions"][0]["schema"]
     cluster_schema = versions.get(VERSION, {}).get("schema", {})
-    ignored = {"description"} | ({"x-kubernetes-validations"} if _is_old(findings) else set())
+    ignored = {"description"} | ({"x-kubernetes-validations", "pattern"} if _is_old(findings) else set())
     differing = sorted(set(_differences(own_schema, cluster_schema, "", ignored)))
     if differing:
         more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""

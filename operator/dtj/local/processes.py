@@ -15,15 +15,18 @@ _POLL_SECONDS = 0.1
 # A process that survives SIGKILL for this many seconds hangs in the kernel. Nothing can end such a process.
 _HOPELESS_SECONDS = 30.0
 _PR_SET_CHILD_SUBREAPER = 36
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class _Stat(NamedTuple):
+class Stat(NamedTuple):
     """A process. After a process has ended, its pid may name another process, which was started at another time."""
 
     pid: int
     started: int
     parent: int
     session: int
+    processor_seconds: float
+    """With those of ended children for which it has waited."""
 
 
 def marked(variable: str, value: str) -> list[int]:
@@ -32,10 +35,28 @@ def marked(variable: str, value: str) -> list[int]:
     return [pid for pid in _all() if mark in _read(pid, "environ").split(b"\0")]
 
 
+def running() -> list[Stat]:
+    """Return all processes, without zombies."""
+    stats = ((pid, _fields(pid)) for pid in _all())
+    return [
+        Stat(pid, int(stat[19]), int(stat[1]), int(stat[3]), sum(map(int, stat[11:15])) / _TICKS)
+        for pid, stat in stats
+        if stat and stat[0] != b"Z"
+    ]
+
+
+def variable_of(pid: int, name: str) -> str | None:
+    """Return the value of a variable with which a process was started; None without it."""
+    for word in _read(pid, "environ").split(b"\0"):
+        if word.startswith(f"{name}=".encode()):
+            return os.fsdecode(word).partition("=")[2]
+    return None
+
+
 def in_sessions(sessions: Iterable[int]) -> list[int]:
     """Return the processes of these sessions, without zombies."""
     wanted = set(sessions)
-    return [process.pid for process in _running() if process.session in wanted]
+    return [process.pid for process in running() if process.session in wanted]
 
 
 def is_alive(pid: int) -> bool:
@@ -66,13 +87,13 @@ def end_marked(variable: str, value: str, patience: float) -> list[int]:
     while time.monotonic() < kill_from + _HOPELESS_SECONDS:
         # A process may have been started without the variable. Then its session, or a parent, identifies the process.
         # A process whose parent has ended is known from an earlier search.
-        running, with_mark = _running(), {*marked(variable, value)}
+        alive, with_mark = running(), {*marked(variable, value)}
         found = {
             each
-            for each in running
+            for each in alive
             if each.pid in with_mark or each.session in leaders or (each.pid, each.started) in known
         }
-        found |= _descendants(found, running)
+        found |= _descendants(found, alive)
         known = {(each.pid, each.started) for each in found}
         left = [each.pid for each in found if each.pid != os.getpid()]
         if not left and found_none:
@@ -131,28 +152,18 @@ def _children() -> list[int]:
     return [pid for pid in _all() if (stat := _fields(pid)) and int(stat[1]) == os.getpid()]
 
 
-def _descendants(of: Iterable[_Stat], running: Iterable[_Stat]) -> set[_Stat]:
-    """Return the processes among `running` that descend from the processes `of`."""
-    children: dict[int, list[_Stat]] = {}
-    for process in running:
+def _descendants(of: Iterable[Stat], among: Iterable[Stat]) -> set[Stat]:
+    """Return the processes `among` these that descend from the processes `of`."""
+    children: dict[int, list[Stat]] = {}
+    for process in among:
         children.setdefault(process.parent, []).append(process)
-    found: set[_Stat] = set()
+    found: set[Stat] = set()
     parents = list(of)
     while parents:
         new = [child for child in children.get(parents.pop().pid, []) if child not in found]
         found.update(new)
         parents += new
     return found
-
-
-def _running() -> list[_Stat]:
-    """Return all processes, without zombies."""
-    stats = ((pid, _fields(pid)) for pid in _all())
-    return [
-        _Stat(pid, int(stat[19]), int(stat[1]), int(stat[3]))
-        for pid, stat in stats
-        if stat and stat[0] != b"Z"
-    ]
 
 
 def _all() -> list[int]:

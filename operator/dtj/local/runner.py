@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dtj.api.errors import DtjError, Unusable
+from dtj.api.git_annotations import git_annotations, git_state_of
 from dtj.api.job import Job, Manifest, read_job, written
 from dtj.api.status import JobStatus, Phase
 from dtj.api.strategies import RULES
@@ -153,7 +154,10 @@ def _stored_manifest(job: Job, stored: Job | None, store: ChosenStore) -> Manife
             "generation": stored.generation + 1 if stored else 1,
             "resourceVersion": "1",
             "creationTimestamp": written_time(datetime.now(UTC)),
-            "annotations": {ANNOTATION_S3: store.kind.value},
+            "annotations": {
+                **git_annotations(git_state_of(job.annotations)),
+                ANNOTATION_S3: store.kind.value,
+            },
         },
         "status": status.model_dump(by_alias=True, mode="json", exclude_none=True),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dtj.api.git_annotations import git_state_of
 from dtj.api.job import Job, Manifest
 from dtj.api.pod_template import CODE_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.api.spec import ReplicaSpec
@@ -17,7 +18,12 @@ def code_environment(job: Job) -> dict[str, str]:
     if code is None:
         return {}
     archive = code.uri or str(contract.CODE_DIR / contract.CODE_FILE)
-    return {contract.ENV_CODE_ARCHIVE: archive, contract.ENV_CODE_DIGEST: code.digest}
+    state = git_state_of(job.annotations)
+    return {
+        contract.ENV_CODE_ARCHIVE: archive,
+        contract.ENV_CODE_DIGEST: code.digest,
+        **({contract.ENV_CODE_COMMIT: state["commit"]} if state else {}),
+    }
 
 
 def code_pod_spec(job: Job) -> Manifest:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 
+from dtj.api.git_annotations import git_state_of
 from dtj.api.job import Job, written
 from dtj.api.names import pod_name, together
 from dtj_trainer import contract
+from dtj_trainer.contract.history import CodeRecord
 
 
 def history_of(job: Job) -> contract.History | None:
@@ -26,19 +28,29 @@ def history_of(job: Job) -> contract.History | None:
         workers=worker.replicas if (worker := job.spec.replica_specs.worker) else None,
         deciders=_deciders(job),
         start=job.status.start_time,
+        code=_code(job),
     )
 
 
 def history_environment(job: Job) -> dict[str, str]:
     """Return the variable of the pods that write the history; empty for a job that has none."""
     history = history_of(job)
-    return {contract.ENV_HISTORY: history.to_json()} if history is not None else {}
+    # The kubelet expands `$(NAME)` in values, and makes one `$` of two. A branch may have a `$`.
+    return {contract.ENV_HISTORY: history.to_json().replace("$", "$$")} if history is not None else {}
 
 
 def spec_digest(job: Job) -> str:
     """Return the SHA-256 of the job's spec as JSON with sorted keys and without spaces, in hex."""
     text = json.dumps(written(job)["spec"], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _code(job: Job) -> CodeRecord | None:
+    if job.spec.code is None:
+        return None
+    record: CodeRecord = {"digest": job.spec.code.digest}
+    state = git_state_of(job.annotations)
+    return record if state is None else {**record, "git": state}
 
 
 def _deciders(job: Job) -> str | None:

@@ -6,13 +6,14 @@ The pod has the job's own credentials, as the job's TensorBoard has. The operato
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dtj.api.identity import LABEL_MANAGED_BY, LABEL_RECORD, MANAGER
 from dtj.api.job import Job, Manifest
 from dtj.api.names import config_name, mpijob_config_name, record_name
 from dtj.api.status import JobStatus
+from dtj.plan.code import code_pod_spec
 from dtj.plan.history import history_environment, history_of
 from dtj.plan.nodes import with_node_tolerations
 from dtj.plan.pods import credentials, metadata, pod_security, with_restricted_security
@@ -87,6 +88,7 @@ def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
                     "volumeMounts": [
                         {"name": "config", "mountPath": str(contract.CONFIG_DIR), "readOnly": True},
                         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount point, not a file of ours
+                        *_code_mounts(job),
                     ],
                     **credentials(job),
                 }
@@ -95,12 +97,25 @@ def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
                 # A job whose spec is wrong has no ConfigMap.
                 {"name": "config", "configMap": {"name": config(job.name), "optional": True}},
                 {"name": "tmp", "emptyDir": {"sizeLimit": "10Mi"}},
+                *_code_volumes(job),
             ],
             **spec_of_templates(job, beside_gpus=True),
             **service_account(job),
         },
     }
     return with_node_tolerations(with_restricted_security(pod))
+
+
+def _code_mounts(job: Job) -> Iterator[Manifest]:
+    """Yield the mounts of the archives in ConfigMaps, which are copied to the bucket."""
+    for container in code_pod_spec(job).get("containers", ()):
+        yield from container["volumeMounts"]
+
+
+def _code_volumes(job: Job) -> Iterator[Manifest]:
+    for volume in code_pod_spec(job).get("volumes", ()):
+        # The ConfigMap of a job that has failed may be gone.
+        yield {**volume, "configMap": {**volume["configMap"], "optional": True}}
 
 
 def end_of(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: str) -> EndRecord:

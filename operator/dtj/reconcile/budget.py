@@ -38,7 +38,7 @@ class Budget:
         created: Unix time at which the job was created.
         """
         self._take_out(uid)
-        kind = _OVER if ended else _BIG if size > self._most // _LARGE_PART else _SMALL
+        kind = _OVER if ended else _BIG if self.is_large(size) else _SMALL
         rank = (kind, -created if ended else created, uid)
         if bisect_left(self._order, rank) < self._fitting:
             self._fitting += 1
@@ -51,6 +51,10 @@ class Budget:
         """Remove a job. Return the uids of the jobs that have got room."""
         self._take_out(uid)
         return self._settled()
+
+    def is_large(self, size: int) -> bool:
+        """Return whether a job of so many bytes is large."""
+        return size > self._most // _LARGE_PART
 
     def has_room(self, uid: str) -> bool:
         """Return whether a job fits with all jobs before it."""

@@ -97,7 +97,9 @@ class Executor:
             look_again = min(BEHIND_SECONDS, BEHIND_SECONDS if look_again is None else look_again)
         except Unmade as error:
             refusals.unmade(error)
-            raise
+            if refusals.obstacle is None:
+                raise
+            _log.info("%s/%s: %s", job.namespace, job.name, error)
         except Refused as refused:
             _log.info("%s/%s: %s", job.namespace, job.name, refused)
             refusals.refused(refused, before[0])

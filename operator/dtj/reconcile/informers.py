@@ -26,8 +26,6 @@ _OURS = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_JOB}"
 _RECORDS = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_RECORD}"
 # The pause before the spec of a job is asked for again, when the API server refused it.
 _AGAIN_SECONDS = 30.0
-# The Services, ConfigMaps, Deployments and record pods that are kept of one job. A job has few of each.
-_MOST_OF_JOB = 64
 
 
 class Informers:
@@ -53,11 +51,11 @@ class Informers:
         self._missing: asyncio.Queue[Key] = asyncio.Queue()
         self.jobs = JobCache(job_changed, changed, self._missing.put_nowait, namespace_bytes)
         owned = self.jobs.has_at, *calls
-        self.pods = OwnedCache(_pod, *owned, PodUrgency())
-        self.services = OwnedCache(_service, *owned, most=_MOST_OF_JOB)
-        self.configs = OwnedCache(_config, *owned, most=_MOST_OF_JOB)
-        self.deployments = OwnedCache(view_deployment, *owned, most=_MOST_OF_JOB)
-        self.records = OwnedCache(view_record, *owned, key=_recorded_key, most=_MOST_OF_JOB)
+        self.pods = OwnedCache(_pod, *owned, PodUrgency(), most=self.jobs.most_pods)
+        self.services = OwnedCache(_service, *owned)
+        self.configs = OwnedCache(_config, *owned)
+        self.deployments = OwnedCache(view_deployment, *owned)
+        self.records = OwnedCache(view_record, *owned, key=_recorded_key)
         caches: Mapping[tuple[str, str, str], Cache[Any]] = {
             (API_VERSION, KIND, ""): self.jobs,
             ("v1", "Pod", _OURS): self.pods,

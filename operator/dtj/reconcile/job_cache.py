@@ -12,6 +12,10 @@ from dtj.reconcile.kept_job import KeptJob, keep, weight, without_spec
 from dtj.reconcile.view import CachedJob, Key
 from dtj.status.times import read_time
 
+_DATA_FACTOR = 30
+# The pods that are kept of a job beside two of each replica: a replica may have its next pod before the last is gone.
+_MORE_PODS = 100
+
 
 class JobCache(Cache[CachedJob]):
     """Keeps all jobs; of those for which their namespace has no room, without the spec."""
@@ -59,14 +63,20 @@ class JobCache(Cache[CachedJob]):
         """Return whether the job of this key has this uid."""
         return self._keys.get(uid) == key
 
+    def most_pods(self, key: Key) -> int:
+        """Return how many pods are kept of the job of this key."""
+        return 2 * max((job.manifest.replicas for job in self.of(key)), default=0) + _MORE_PODS
+
     def _kept(self, manifest: Mapping[str, Any]) -> CachedJob:
         job = keep(manifest)
         uid, namespace = job.metadata["uid"], job.metadata["namespace"]
         budget = self._budgets.setdefault(namespace, Budget(self._most))
-        self._moved |= budget.put(uid, _created(job), weight(job), ended=job.ended) - {uid}
+        size = weight(job)
+        self._moved |= budget.put(uid, _created(job), size, ended=job.ended) - {uid}
         if not budget.has_room(uid):
-            job = self._without_spec(job)
-        return _cached(job)
+            return _cached(self._without_spec(job))
+        # The weight of a job that has ended does not count the data, up to 30 times its text.
+        return _cached(job, large=budget.is_large(_DATA_FACTOR * size if job.ended else size))
 
     def _settle(self) -> None:
         """Drop the specs of jobs that have lost their room, and ask for those of jobs that have room again."""
@@ -92,6 +102,10 @@ class JobCache(Cache[CachedJob]):
         else:
             super()._notify(key, before, after)
 
+    def is_large(self, key: Key) -> bool:
+        """Return whether the job of this key is large."""
+        return any(job.large for job in self.of(key))
+
     def active(self) -> Iterable[tuple[Key, CachedJob]]:
         """Return the jobs that have not ended."""
         return ((key, job) for key, job in self.items() if not job.manifest.ended)
@@ -113,8 +127,8 @@ def no_room(namespace: str, most: int) -> Fault:
     )
 
 
-def _cached(job: KeptJob) -> CachedJob:
-    return CachedJob(job.metadata["uid"], job.metadata["resourceVersion"], job, _whole(job))
+def _cached(job: KeptJob, *, large: bool = False) -> CachedJob:
+    return CachedJob(job.metadata["uid"], job.metadata["resourceVersion"], job, _whole(job), large)
 
 
 def _created(job: KeptJob) -> float:

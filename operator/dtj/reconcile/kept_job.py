@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dtj.api.checking import beyond_limits
+from dtj.api.git_annotations import git_annotations, git_state_of
 from dtj.api.job import Fault
-from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
+from dtj.api.mpijob import LONGEST_QUEUE, QUEUE_ANNOTATIONS, QUEUE_LABELS
+from dtj.api.spec import MOST_REPLICAS
 from dtj.api.status import Phase
 from dtj.api.unreadable import NOT_KEPT, digest_of
 from dtj.reconcile.patch import merged
@@ -24,6 +26,7 @@ _METADATA = (
     "creationTimestamp",
     "deletionTimestamp",
 )
+_MOST_ROLES = 8
 _ENDED = (Phase.SUCCEEDED.value, Phase.FAILED.value)
 
 
@@ -35,6 +38,8 @@ class KeptJob(Mapping[str, Any]):
     spec: bytes
     status: bytes
     ended: bool
+    replicas: int
+    """Replicas of all roles, as spec or status has them, whichever are more."""
     not_kept: Fault | None = None
     """Why `spec` has only the parts that an unreadable job needs."""
 
@@ -66,13 +71,15 @@ def keep(manifest: Mapping[str, Any]) -> KeptJob:
     metadata: dict[str, Any] = {field: of_job.get(field) for field in _METADATA}
     for kind, names in (("labels", QUEUE_LABELS), ("annotations", QUEUE_ANNOTATIONS)):
         given = of_job.get(kind) or {}
-        metadata[kind] = {name: given[name] for name in names if name in given}
+        metadata[kind] = {name: given[name][: LONGEST_QUEUE + 1] for name in names if name in given}
+    metadata["annotations"] |= git_annotations(git_state_of(of_job.get("annotations") or {}))
     spec, status = (manifest.get(part) or {} for part in ("spec", "status"))
+    replicas = max(_number(spec, "replicaSpecs", "replicas"), _number(status, "replicaStatuses", "desired"))
     excess = beyond_limits({"metadata": metadata, "spec": spec})
     if excess is not None:
         spec = digest_of(spec)
     ended = isinstance(status, dict) and status.get("phase") in _ENDED
-    return KeptJob(metadata, _text(spec), _text(status), ended, excess)
+    return KeptJob(metadata, _text(spec), _text(status), ended, replicas, excess)
 
 
 def with_status(job: Mapping[str, Any], answer: Mapping[str, Any], patch: Mapping[str, Any]) -> KeptJob:
@@ -86,12 +93,13 @@ def with_status(job: Mapping[str, Any], answer: Mapping[str, Any], patch: Mappin
         return keep({**job, **changed})
     # The change named the version of the job: the spec is as it was.
     kept = keep(changed)
-    return KeptJob(kept.metadata, job.spec, kept.status, kept.ended, job.not_kept)
+    replicas = max(job.replicas, kept.replicas)
+    return KeptJob(kept.metadata, job.spec, kept.status, kept.ended, replicas, job.not_kept)
 
 
 def without_spec(job: KeptJob, why: Fault) -> KeptJob:
     """Return the job without its spec."""
-    return KeptJob(job.metadata, _text(digest_of(job["spec"])), job.status, job.ended, why)
+    return replace(job, spec=_text(digest_of(job["spec"])), not_kept=why)
 
 
 def weight(job: KeptJob) -> int:
@@ -101,6 +109,14 @@ def weight(job: KeptJob) -> int:
     """
     texts = len(job.spec) + len(job.status)
     return texts if job.ended else texts + _held(job["spec"])
+
+
+def _number(part: Any, roles: str, field: str) -> int:
+    """Return the sum of a field of all roles. A job that no check takes may have anything there."""
+    given = part.get(roles) if isinstance(part, dict) else None
+    entries = list(given.values())[:_MOST_ROLES] if isinstance(given, dict) else []
+    numbers = (entry.get(field, 1) for entry in entries if isinstance(entry, dict))
+    return sum(max(0, min(number, MOST_REPLICAS)) for number in numbers if isinstance(number, int))
 
 
 def _held(data: Any) -> int:

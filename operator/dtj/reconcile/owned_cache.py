@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -12,6 +12,8 @@ from dtj.reconcile.view import Key
 
 MOST_STRAYS = 1_000
 """The objects of one kind in one namespace that are kept although their owner is no job in the cache of jobs."""
+MOST_OF_JOB = 64
+"""The Services, ConfigMaps, Deployments or record pods that are kept of one job. A job has few of each."""
 
 
 class _Owned(Protocol):
@@ -38,33 +40,35 @@ class OwnedCache(Cache[T]):
         changed_little: Callable[[Key], None],
         urgent: Callable[[Key, T | None, T | None], bool] | None = None,
         key: Callable[[Manifest], Key] | None = None,
-        most: float = math.inf,
+        most: Callable[[Key], int] = lambda _: MOST_OF_JOB,
     ) -> None:
         """knows: returns whether the cache of jobs has a job of this uid, at this key.
-        most: the objects that are kept of one job.
+        most: returns how many objects are kept of the job at this key.
 
         See `Cache` for the rest.
         """
 
         def owned(manifest: Manifest) -> T | None:
             seen = see(manifest)
-            return seen if seen.owner else None
+            fits = manifest["metadata"]["uid"] in self._keys or self._held[seen.owner] < most(
+                self._key(manifest)
+            )
+            return seen if seen.owner and fits else None
 
         super().__init__(owned, changed, changed_little, urgent, key)
         self._knows = knows
-        self._most = most
+        self._held = Counter[str]()
+        """The number of objects by the uid of their owner."""
         self._strays: dict[str, dict[str, None]] = {}
         """The uids of the objects with an unknown owner, by namespace, the oldest first."""
 
     def put(self, manifest: Manifest) -> None:
         """See `Cache`."""
-        uid = manifest["metadata"]["uid"]
-        key = self._key(manifest)
-        if uid not in self._keys and len(self._jobs.get(key, ())) >= self._most:
-            return
         super().put(manifest)
+        uid = manifest["metadata"]["uid"]
         if uid not in self._keys:
             return
+        key = self._keys[uid]
         if self._is_known(uid):
             self._strays.get(key[0], {}).pop(uid, None)
             return
@@ -83,6 +87,14 @@ class OwnedCache(Cache[T]):
             if not self._strays[key[0]]:
                 del self._strays[key[0]]
         super().drop(uid)
+
+    def _notify(self, key: Key, before: T | None, after: T | None) -> None:
+        for seen, more in ((before, -1), (after, 1)):
+            if seen is not None:
+                self._held[seen.owner] += more
+                if not self._held[seen.owner]:
+                    del self._held[seen.owner]
+        super()._notify(key, before, after)
 
     def _is_known(self, uid: str) -> bool:
         key = self._keys[uid]

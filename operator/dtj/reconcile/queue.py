@@ -1,7 +1,8 @@
 """A work queue of keys, after client-go's workqueue: each key waits at most once, and at most one worker has a key.
 
 Namespaces take turns, so that hundreds of jobs of one tenant do not delay the jobs of other tenants. Workers that
-wait for the API server in passes over the jobs of one tenant leave some workers to the others.
+wait for the API server in passes over the jobs of one tenant leave some workers to the others. One worker at a time
+has a large job: a pass holds the job as data.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dtj.reconcile.view import Key
 _BACKOFF_SECONDS = 0.05
 _BACKOFF_LIMIT_SECONDS = 60.0
 _SOON_SECONDS = 1.0
+_Turns = OrderedDict[str, deque[Key]]
 
 
 class WorkQueue:
@@ -29,12 +31,14 @@ class WorkQueue:
         *,
         opened: bool = True,
         most: int | None = None,
+        large: Callable[[Key], bool] = lambda _: False,
     ) -> None:
         """clock: returns seconds of a monotonic clock.
         rest: seconds after a pass in which no worker gets the key again, so that all watch events that the pass's own
         writes cause lead to one pass.
         opened: whether workers get keys at once; if False, workers get the keys of a namespace only after `open`.
         most: the number of workers that may have keys of one namespace at a time; None: all.
+        large: returns whether a key is that of a large job.
         """
         self._clock = clock
         self._rest = rest
@@ -42,8 +46,13 @@ class WorkQueue:
         self._opened: set[str | None] = {None} if opened else set()
         self._held: dict[Key, None] = {}
         """The keys of namespaces that are not open, in their order. They are not late: nobody serves them yet."""
-        self._ready: OrderedDict[str, deque[Key]] = OrderedDict()
+        self._ready: _Turns = OrderedDict()
         """The keys that wait, by namespace. The first namespace has the next turn."""
+        self._large = large
+        self._large_ready: _Turns = OrderedDict()
+        """The keys of large jobs that wait, in the same way."""
+        self._large_busy: Key | None = None
+        """The key of the large job that a worker has."""
         self._since: dict[Key, float] = {}
         """The keys that wait, and since when, in seconds of the clock."""
         self._busy: dict[Key, float] = {}
@@ -79,7 +88,8 @@ class WorkQueue:
             self._again.add(key)
         elif key not in self._since:
             self._since[key] = self._clock()
-            self._ready.setdefault(key[0], deque()).append(key)
+            ready = self._large_ready if self._large(key) else self._ready
+            ready.setdefault(key[0], deque()).append(key)
             self._wake.set()
 
     def add_soon(self, key: Key) -> None:
@@ -124,24 +134,28 @@ class WorkQueue:
 
     async def take(self) -> Key:
         """Wait for a key, and return the oldest key of the next namespace. The worker must call `done` later."""
-        while (namespace := self._next()) is None:
+        while (turn := self._next()) is None:
             self._wake.clear()
             await self._wake.wait()
-        keys = self._ready.pop(namespace)
+        ready, namespace = turn
+        keys = ready.pop(namespace)
         key = keys.popleft()
         if keys:
-            self._ready[namespace] = keys
+            ready[namespace] = keys
+        if ready is self._large_ready:
+            self._large_busy = key
         self._busy_in[namespace] += 1
         self._cancel_timer(key)  # The pass schedules the next pass itself.
         self._busy[key] = now = self._clock()
         self._waited[key] = now - self._since.pop(key)
         return key
 
-    def _next(self) -> str | None:
-        """Return the namespace that has the next turn; None where no key may be taken now."""
-        for namespace in self._ready:  # Few namespaces can have their share of the workers at a time.
-            if self._most is None or self._busy_in[namespace] < self._most:
-                return namespace
+    def _next(self) -> tuple[_Turns, str] | None:
+        """Return the namespace that has the next turn, and its place; None where no key may be taken now."""
+        for ready in (self._ready,) if self._large_busy else (self._large_ready, self._ready):
+            for namespace in ready:  # Few namespaces can have their share of the workers at a time.
+                if self._most is None or self._busy_in[namespace] < self._most:
+                    return ready, namespace
         return None
 
     def waited(self, key: Key) -> float:
@@ -159,6 +173,8 @@ class WorkQueue:
         rest: seconds in which no worker gets the key, if longer than the `rest` of the queue.
         """
         del self._busy[key], self._waited[key]
+        if key == self._large_busy:
+            self._large_busy = None
         self._busy_in[key[0]] -= 1
         if not self._busy_in[key[0]]:
             del self._busy_in[key[0]]

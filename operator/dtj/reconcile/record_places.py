@@ -12,6 +12,8 @@ MOST_RECORD_PODS = 16
 """Record pods at a time, of all jobs."""
 MOST_IN_VAIN = 2
 """Record pods at a time of a namespace whose last record pod wrote nothing."""
+MOST_REMEMBERED = 1_000
+"""The namespaces that are remembered because their last record pod wrote nothing: nobody tells of deleted ones."""
 # A job that has not asked for its place for so long does not use it: its passes break off, or nobody runs them.
 _FORGOTTEN_SECONDS = 600.0
 
@@ -39,8 +41,8 @@ class RecordPlaces:
         """When each job with a place asked for it last, or got it, in seconds of the clock."""
         self._waiting: dict[str, dict[Key, None]] = {}
         """The jobs that wait, by namespace."""
-        self._in_vain = set[str]()
-        """The namespaces whose last record pod wrote nothing."""
+        self._in_vain: dict[str, None] = {}
+        """The namespaces whose last record pod wrote nothing, the newest last."""
 
     def hold(self, key: Key) -> None:
         """Note that a job has a record pod."""
@@ -49,10 +51,11 @@ class RecordPlaces:
 
     def ended(self, namespace: str, *, wrote: bool) -> None:
         """Note that a record pod of this namespace ended, or was given up."""
-        if wrote:
-            self._in_vain.discard(namespace)
-        else:
-            self._in_vain.add(namespace)
+        self._in_vain.pop(namespace, None)
+        if not wrote:
+            self._in_vain[namespace] = None
+            if len(self._in_vain) > MOST_REMEMBERED:
+                del self._in_vain[next(iter(self._in_vain))]
 
     def take(self, key: Key) -> bool:
         """Return whether the job has a place. Without a place, the job waits for one from now on."""

@@ -16,8 +16,8 @@ from dtj.reconcile.retry import Tries
 from dtj.reconcile.view import controller_uid
 
 _INVALID = re.compile(r'[\w.]+ "[^"]*" is invalid: ')
-_PASSES_WITHOUT_ACCOUNT = 8
-"""The service account of a new namespace is created soon: within this many passes, which are 6 s at least."""
+_PASSES_WITHOUT_ACCOUNT, _ACCOUNT_SECONDS = 4, 2.0
+"""The service account of a new namespace is created soon: within this many passes, so many seconds apart at least."""
 _WORDS_SECONDS = 3600.0
 _CONFLICT, _TOO_LARGE, _SERVER_ERROR = 409, 413, 500
 
@@ -57,12 +57,12 @@ class Refused(Exception):
 class Unmade(ApiError):
     """The API server could not create an object of the plan, and the pass is repeated.
 
-    When the repeated pass fails in the same way, the status shows the error: a webhook of the cluster, for example,
-    may not answer for a long time.
+    When the repeated pass fails in the same way, the error counts as a refusal: a webhook of the cluster, for
+    example, may not answer for a long time.
     """
 
-    def __init__(self, error: ApiError, manifest: Manifest) -> None:
-        super().__init__(error.status, error.reason, error.message, error.retry_after)
+    def __init__(self, error: ApiError, manifest: Manifest, after: float | None = None) -> None:
+        super().__init__(error.status, error.reason, error.message, error.retry_after or after)
         what = f"{manifest['kind']} {manifest['metadata']['name']}"
         reason = Reason.FORBIDDEN if error.status == 403 else Reason.API_SERVER_ERROR
         self.obstacle = reason, f"{what} can't be made, the API server answers {error}"
@@ -118,10 +118,14 @@ class Refusals:
             self._worded_at = self.elapsed()
 
     def unmade(self, error: Unmade) -> None:
-        """Note that the API server could not create an object. The status shows what lasts for some passes."""
+        """Note that the API server could not create an object.
+
+        What lasts for some passes is an obstacle: the status shows it, and the tries become as rare as others.
+        """
         self._unmade = self._unmade_before + 1
-        told_from = _PASSES_WITHOUT_ACCOUNT if error.status == 403 else 2
-        self.obstacle = error.obstacle if self._unmade >= told_from else None
+        if self._unmade >= (_PASSES_WITHOUT_ACCOUNT if error.status == 403 else 2):
+            self.obstacle = error.obstacle
+            self.tries.fail()
 
 
 def refuse(error: ApiError, manifest: Manifest) -> None:
@@ -130,7 +134,7 @@ def refuse(error: ApiError, manifest: Manifest) -> None:
     Return when the namespace is being deleted.
     """
     if error.status == 403 and "not found" in error.message and "serviceaccount" in error.message:
-        raise Unmade(error, manifest) from None  # The service account of a new namespace is created soon.
+        raise Unmade(error, manifest, _ACCOUNT_SECONDS) from None
     if error.status == 403 and "being terminated" in error.message:
         return  # The job is deleted with its namespace.
     if error.status in (400, 403, 422):

@@ -33,6 +33,8 @@ class CachedJob:
     """The parts of the job that a pass reads."""
     whole: bool = True
     """Whether the namespace has room for the spec of the job."""
+    large: bool = field(default=False, compare=False)
+    """Whether a pass over the job takes more than a megabyte."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,8 @@ class JobView(Answer):
     """`status.artifacts`."""
     tensorboard: dict[str, Any] | None
     """`status.tensorboard`."""
+    code: str | None
+    """The digest of `spec.code`, and its commit; null if the program is in the image."""
     spec: dict[str, Any]
     """Secrets masked."""
     yaml: str

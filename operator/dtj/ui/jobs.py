@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 
 from dtj.api.errors import NotFound
 from dtj.api.strategies import RULES
+from dtj.cli.bucket_place import BucketPlace
 from dtj.cli.job_text import Answers, job_text
 from dtj.client import LogQuery
 from dtj.client.history_query import HistoryQuery
@@ -73,7 +74,8 @@ def router(sources: Sources) -> APIRouter:
     @routes.get("/jobs/{namespace}/{name}/again")
     def again(namespace: str, name: str, uid: str = "", *, resume: bool = False) -> Written:
         """Return a job file for another run. resume: whether to begin with the newest checkpoint of the job."""
-        return Written(text=again_of(sources.find(namespace, name, uid).job(), resume=resume))
+        place = sources.find(namespace, name, uid)
+        return Written(text=again_of(place.job(), resume=resume, past=isinstance(place, BucketPlace)))
 
     @routes.get("/jobs/{namespace}/{name}/logs")
     def logs(

@@ -13,11 +13,12 @@ from dtj.cli.bucket_place import BucketPlace
 from dtj.cli.places import Place
 from dtj.cli.replica_state import replica_state
 from dtj.cli.sentences import sentence_of
-from dtj.cli.status_view import ranks_of
+from dtj.cli.status_view import code_of_job, ranks_of
 from dtj.client import DistributedTrainingJob, JobEvent, PastJob, Resume
 from dtj.client.past_job import written
 from dtj.status.state import shown_state
 from dtj.ui.answers import EventRow, JobRow, JobView, Line, PodRow
+from dtj_trainer import contract
 
 _MOST_PODS = 200
 _MOST_EVENTS = 200
@@ -115,6 +116,7 @@ def view_of(place: Place, words: Callable[[str | None], list[str]], *, changes: 
         events=[event_row(event) for event in events[-_MOST_EVENTS:]],
         artifacts=status.get("artifacts"),
         tensorboard=status.get("tensorboard"),
+        code=code_of_job(job),
         spec=file["spec"],
         yaml=dump(file),
         commands=commands_of(job, past.uri if past else None, words, changes=changes),
@@ -133,15 +135,18 @@ def event_row(event: JobEvent) -> EventRow:
     )
 
 
-def again_of(job: DistributedTrainingJob, *, resume: bool) -> str:
+def again_of(job: DistributedTrainingJob, *, resume: bool, past: bool = False) -> str:
     """Return a job file for another run of a job: under a new name, and not suspended.
 
-    resume: whether the new run begins with the newest checkpoint of the job.
+    resume: whether the new run begins with the newest checkpoint of the job. past: whether the job is gone, and its
+    ConfigMap with it. The new run then uses the archive in the bucket.
     """
     manifest = written_job(job.to_manifest())
     manifest["metadata"]["name"] = _next_name(job.name)
     if run_policy := manifest["spec"].get("runPolicy"):
         run_policy.pop("suspend", None)
+    if past and (code := manifest["spec"].get("code")) and code.pop("configMap", None):
+        code["uri"] = f"{job.artifacts_uri}/{contract.CODE_FILE}"
     if artifacts := manifest["spec"].get("artifacts"):
         for field in ("resume", "resumeUri"):
             artifacts.pop(field, None)

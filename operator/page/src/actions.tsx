@@ -89,15 +89,15 @@ export function Actions({ view, changed }: { view: JobView; changed: () => void 
     <>
       <div class="bar">
         {actionsOf(view).map((each) => (
-          <button key={each.name} type="button" onClick={() => ask(each)}>
+          <button key={each.name} type="button" class={each.name === "delete" ? "quiet danger" : "quiet"} onClick={() => ask(each)}>
             {each.label}
           </button>
         ))}
-        <a class="button" href={href("new", word)}>
+        <a class="button quiet" href={href("new", word)}>
           Run again
         </a>
         {view.artifacts?.checkpoint && (
-          <a class="button" href={href("new", word, "resume")}>
+          <a class="button quiet" href={href("new", word, "resume")}>
             Go on from its checkpoint
           </a>
         )}
@@ -124,7 +124,7 @@ export function Actions({ view, changed }: { view: JobView; changed: () => void 
           {command && <Command command={command} />}
           <Problem problem={problem} />
           <div class="bar">
-            <button type="submit" disabled={busy}>
+            <button type="submit" class={action?.name === "delete" ? "danger" : ""} disabled={busy}>
               {busy ? "…" : action?.label}
             </button>
             <button type="button" class="quiet" onClick={() => dialog.current?.close()}>

@@ -6,6 +6,7 @@ export interface Progress {
   epoch?: number;
   percent?: number;
   examplesPerSecond?: number;
+  stepsPerSecond?: number;
   loss?: number;
   accuracy?: number;
   etaSeconds?: number;
@@ -57,6 +58,7 @@ export interface JobView {
   events: { time: string | null; type: string; reason: string; message: string; count: number; object: string }[];
   artifacts: { uri?: string; checkpoint?: { step?: number; time?: string; uri: string; new?: string[] }; model?: string } | null;
   tensorboard: { url?: string; ready?: boolean; message?: string } | null;
+  code: string | null;
   spec: Record<string, unknown>;
   yaml: string;
   commands: { action: string; command: string }[];

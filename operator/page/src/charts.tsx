@@ -149,7 +149,7 @@ export function Charts({ charts, restarts, group, over, x }: Shown) {
         </div>
       ))}
       {ranked.closed.length > 0 && (
-        <details onToggle={(event) => setOpen(event.currentTarget.open)}>
+        <details class="closed" onToggle={(event) => setOpen(event.currentTarget.open)}>
           <summary>
             {HEADS.closed} ({ranked.closed.length})
           </summary>

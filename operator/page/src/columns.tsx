@@ -1,6 +1,6 @@
 /** The columns of the list of jobs: what each shows, and which ones one has chosen. */
 
-import { NONE, number, since } from "./format";
+import { NONE, number, rateOf, since } from "./format";
 import { ProgressBar, State } from "./parts";
 import { stateOf } from "./states";
 import type { JobRow } from "./api";
@@ -22,7 +22,11 @@ export const COLUMNS: Column[] = [
     value: (job) => job.progress?.percent,
     cell: (job) => <ProgressBar progress={job.progress} name={job.name} />,
   },
-  { name: "Examples/s", value: (job) => job.progress?.examplesPerSecond },
+  {
+    name: "Examples/s",
+    value: (job) => job.progress?.examplesPerSecond,
+    cell: (job) => rateOf(job.progress) ?? NONE,
+  },
   { name: "GPUs", value: (job) => job.gpus },
   { name: "Age", value: (job) => job.created && -Date.parse(job.created), cell: (job) => since(job.created) },
   { name: "Namespace", value: (job) => job.namespace },
@@ -42,7 +46,7 @@ export const COLUMNS: Column[] = [
   },
 ];
 export const NUMBERS = new Set(["Examples/s", "GPUs", "Age", "Workers", "Step", "Loss", "Accuracy", "Attempt", "Restarts", "Took"]);
-const SHOWN = ["State", "Progress", "Examples/s", "GPUs", "Age", "Strategy", "Workers", "Loss", "Accuracy"];
+const SHOWN = ["State", "Progress", "Examples/s", "GPUs", "Age", "Loss", "Accuracy"];
 const CHOICE = "dtj-ui-columns-2";
 
 export function chosen(): string[] {

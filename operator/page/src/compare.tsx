@@ -4,10 +4,9 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { get, hasBucket, jobPath, Refused } from "./api";
 import { axesOf, Charts, curveOver, useColours } from "./charts";
 import { duration, NONE, number } from "./format";
-import { Head, Loading, State, Table, Title } from "./parts";
+import { Head, Loading, Run, State, Table, Title } from "./parts";
 import { ReportOf } from "./report";
 import { href, jobWord } from "./route";
-import { COLOURS } from "./series";
 import type { Curves, JobKey, JobView } from "./api";
 import type { Chart } from "./charts";
 import type { Line } from "./plot";
@@ -87,66 +86,71 @@ export function Compare({ jobs }: { jobs: JobKey[] }) {
     <>
       <Title>{jobs.length} jobs compared</Title>
       <p>
-          <label>
-            Accuracy to reach, in %{" "}
-            <input
-              type="number"
-              min={0}
-              max={100}
-              step="any"
-              value={goal}
-              onInput={(event) => setGoal(event.currentTarget.valueAsNumber)}
-            />
-          </label>
+        <label>
+          Accuracy to reach, in %{" "}
+          <input
+            type="number"
+            min={0}
+            max={100}
+            step="any"
+            value={goal}
+            onInput={(event) => setGoal(event.currentTarget.valueAsNumber)}
+          />
+        </label>
       </p>
-          <Table label="Compared jobs">
-            <Head names={["Job", "State", "Accuracy", `Time to ${goal} %`]} />
-            <tbody>
-              {rows.map(({ found: one, problem, job, seconds }) => (
-                <tr key={jobWord(job)}>
-                  <th scope="row">
-                    {one && <span class={`swatch line-${((places[one.view.row.uid] ?? 0) % COLOURS) + 1}`} aria-hidden="true" />}{" "}
-                    <a href={href("jobs", jobWord(job))}>{one ? label(one.view) : `${job.namespace}/${job.name}`}</a>
-                    {(problem ?? one?.noCurves) && (
-                      <span class="reason failed" role="alert">
-                        {problem ?? one?.noCurves}
-                      </span>
-                    )}
-                  </th>
-                  <td>{one ? <State job={one.view.row} /> : problem ? NONE : "Loading…"}</td>
-                  <td>{number(one?.view.row.progress?.accuracy)}</td>
-                  <td>{Number.isFinite(seconds) ? duration(seconds) : one && !one.noCurves ? "not reached" : NONE}</td>
-                </tr>
-              ))}
-            </tbody>
-          </Table>
-          <h2>Curves</h2>
-          {waits && <Loading what="the curves" />}
-          {!waits && charts.length === 0 && <p>The jobs have no curve in common.</p>}
-          <Charts charts={charts} restarts={NO_CURVES.restarts} group="curves" x={{ at: x, offered: axesOf(found.map(({ curves }) => curves)), choose }} />
-          <ReportOf jobs={jobs} />
-          <h2>What differs</h2>
-          {waits ? (
-            <Loading what="the specs" />
-          ) : differences.length === 0 ? (
-            <p>The specs of the jobs are equal.</p>
-          ) : (
-            <Table label="What differs">
-              <Head names={["Field", ...found.map(({ view }) => label(view))]} />
-              <tbody>
-                {differences.map(([field, values]) => (
-                  <tr key={field}>
-                    <th scope="row">
-                      <code>{field}</code>
-                    </th>
-                    {values.map((value, place) => (
-                      <td key={place}>{value ?? NONE}</td>
-                    ))}
-                  </tr>
+      <Table label="Compared jobs">
+        <Head names={["Job", "State", "Accuracy", `Time to ${goal} %`]} />
+        <tbody>
+          {rows.map(({ found: one, problem, job, seconds }) => (
+            <tr key={jobWord(job)}>
+              <th scope="row">
+                {one ? (
+                  <Run place={places[one.view.row.uid] ?? 0}>
+                    <a href={href("jobs", jobWord(job))}>{label(one.view)}</a>
+                  </Run>
+                ) : (
+                  <a href={href("jobs", jobWord(job))}>{`${job.namespace}/${job.name}`}</a>
+                )}
+                {(problem ?? one?.noCurves) && (
+                  <span class="reason failed" role="alert">
+                    {problem ?? one?.noCurves}
+                  </span>
+                )}
+              </th>
+              <td>{one ? <State job={one.view.row} /> : problem ? NONE : "Loading…"}</td>
+              <td>{number(one?.view.row.progress?.accuracy)}</td>
+              <td>{Number.isFinite(seconds) ? duration(seconds) : one && !one.noCurves ? "not reached" : NONE}</td>
+            </tr>
+          ))}
+        </tbody>
+      </Table>
+      <h2>Curves</h2>
+      {waits && <Loading what="the curves" />}
+      {!waits && charts.length === 0 && <p>The jobs have no curve in common.</p>}
+      <Charts charts={charts} restarts={NO_CURVES.restarts} group="curves" x={{ at: x, offered: axesOf(found.map(({ curves }) => curves)), choose }} />
+      <ReportOf jobs={jobs} />
+      <h2>What differs</h2>
+      {waits ? (
+        <Loading what="the specs" />
+      ) : differences.length === 0 ? (
+        <p>The specs of the jobs are equal.</p>
+      ) : (
+        <Table label="What differs">
+          <Head names={["Field", ...found.map(({ view }) => label(view))]} />
+          <tbody>
+            {differences.map(([field, values]) => (
+              <tr key={field}>
+                <th scope="row">
+                  <code>{field}</code>
+                </th>
+                {values.map((value, place) => (
+                  <td key={place}>{value ?? NONE}</td>
                 ))}
-              </tbody>
-            </Table>
-          )}
+              </tr>
+            ))}
+          </tbody>
+        </Table>
+      )}
     </>
   );
 }

@@ -62,14 +62,16 @@ export function Editor({ from, about }: { from: From | undefined; about: About |
       <Title>{from ? `Run ${from.name} again` : "New job"}</Title>
       <form onSubmit={create}>
         {!from && (
-          <label>
-            Template{" "}
-            <select value={strategy} onChange={(event) => setStrategy(event.currentTarget.value)}>
-              {(about?.strategies ?? [strategy]).map((each) => (
-                <option key={each}>{each}</option>
-              ))}
-            </select>
-          </label>
+          <p>
+            <label>
+              Template{" "}
+              <select value={strategy} onChange={(event) => setStrategy(event.currentTarget.value)}>
+                {(about?.strategies ?? [strategy]).map((each) => (
+                  <option key={each}>{each}</option>
+                ))}
+              </select>
+            </label>
+          </p>
         )}
         <label for="job-file">Job file</label>
         <textarea

@@ -1,5 +1,7 @@
 /** Numbers, times and sizes as text. */
 
+import type { Progress } from "./api";
+
 export const NONE = "–";
 
 /** Writes a value: with at most `digits` significant digits, and in the form that suits `size`. */
@@ -32,6 +34,12 @@ export function ticks(values: number[], apart: number, form: Form = number): str
   const digits = Math.min(MOST_DIGITS, Math.floor(Math.log10(size / apart)) + 3);
   // A sum of floats may miss zero by the last bit.
   return values.map((value) => form(Math.abs(value) > apart / 1e6 ? value : 0, digits, size));
+}
+
+/** The rate of a training: in steps, with their unit, where nobody knows how many examples a step has. */
+export function rateOf(progress: Progress | null): string | undefined {
+  if (typeof progress?.examplesPerSecond === "number") return number(progress.examplesPerSecond);
+  return typeof progress?.stepsPerSecond === "number" ? `${number(progress.stepsPerSecond)} step/s` : undefined;
 }
 
 export function duration(seconds: number): string {

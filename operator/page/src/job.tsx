@@ -1,9 +1,9 @@
 /** One job: its state in words, failure, ranks, curves, pods, events, output, files and YAML. */
 
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { Actions } from "./actions";
 import { download, hasBucket, jobPath, keyOf, Refused } from "./api";
-import { bytes, NONE, number, since } from "./format";
+import { bytes, NONE, number, rateOf, since } from "./format";
 import { Logs } from "./logs";
 import { Command, copyLine, Head, Loading, Problem, ProgressBar, State, Table, Title } from "./parts";
 import { axesOf, Charts, curveOver, restartsOver, useColours } from "./charts";
@@ -42,7 +42,9 @@ function Shown({ view, changed, about }: { view: JobView; changed: () => void; a
     ["Age", since(row.created)],
   ];
   if (row.ended) facts.push(["Took", since(row.created, Date.parse(row.ended))]);
-  if (row.progress?.examplesPerSecond) facts.push(["Examples/s", number(row.progress.examplesPerSecond)]);
+  if (view.code) facts.push(["Code", view.code]);
+  const rate = rateOf(row.progress);
+  if (rate) facts.push([row.progress?.examplesPerSecond ? "Examples/s" : "Rate", rate]);
   if (typeof row.progress?.loss === "number") facts.push(["Loss", number(row.progress.loss)]);
   if (typeof row.progress?.accuracy === "number") facts.push(["Accuracy", number(row.progress.accuracy)]);
   if (view.artifacts?.uri) facts.push(["Bucket", view.artifacts.uri]);
@@ -79,6 +81,7 @@ function Shown({ view, changed, about }: { view: JobView; changed: () => void; a
           </div>
         ))}
       </dl>
+      <Parts uid={row.uid} />
       {serve && (
         <>
           <h2>Serve the model</h2>
@@ -104,6 +107,39 @@ function Shown({ view, changed, about }: { view: JobView; changed: () => void; a
         <pre tabIndex={0}>{view.yaml}</pre>
       </details>
     </>
+  );
+}
+
+/** A way to each part of a long page. Parts come and go with the answers. */
+function Parts({ uid }: { uid: string }) {
+  const [parts, setParts] = useState<HTMLElement[]>([]);
+  useEffect(() => {
+    const main = document.querySelector("main");
+    if (!main) return;
+    const look = () => {
+      const found = [...main.querySelectorAll<HTMLElement>(":scope > h2, :scope > details:not(.closed) > summary")];
+      setParts((known) => (found.length === known.length && found.every((each, at) => each === known[at]) ? known : found));
+    };
+    const changed = new MutationObserver(look);
+    changed.observe(main, { childList: true });
+    look();
+    return () => changed.disconnect();
+  }, [uid]);
+  const show = (part: HTMLElement) => {
+    if (part.parentElement instanceof HTMLDetailsElement) part.parentElement.open = true;
+    else part.tabIndex = -1;
+    part.scrollIntoView();
+    part.focus({ preventScroll: true });
+  };
+  return (
+    <nav class="parts" aria-label="Parts of the page">
+      {parts.map((part) => (
+        <button key={part.textContent} type="button" class="link" onClick={() => show(part)}>
+          <span aria-hidden="true">↓ </span>
+          {part.textContent}
+        </button>
+      ))}
+    </nav>
   );
 }
 

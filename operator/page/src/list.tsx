@@ -59,14 +59,11 @@ export function List({ about }: { about: About | undefined }) {
   const offered = useMemo(() => offeredFor(jobs ?? []), [jobs]);
   const shown = columns.map((name) => offered.find((column) => column.name === name)).filter((column) => column !== undefined);
 
+  const texts = useMemo(() => (jobs ?? []).map(textOf), [jobs]);
   const fitting = useMemo(() => {
     const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
-    return (jobs ?? []).filter((job) => {
-      if (!words.length) return true;
-      const text = [job.namespace, job.name, job.phase, stateOf(job), job.strategy, job.sentence, job.reason].join(" ").toLowerCase();
-      return words.every((word) => text.includes(word));
-    });
-  }, [jobs, wanted]);
+    return (jobs ?? []).filter((_, place) => words.every((word) => texts[place]?.includes(word)));
+  }, [jobs, texts, wanted]);
   const totals = useMemo(() => totalsOf(fitting), [fitting]);
   const rows = useMemo(() => {
     const found = sort ? fitting.filter((job) => (sort === "gpus" ? gpusInUse(job) > 0 : sortOf(job) === sort)) : fitting;
@@ -79,7 +76,10 @@ export function List({ about }: { about: About | undefined }) {
     return column ? grouped(rows, (job) => String(column.value(job) ?? "–")) : [["", rows]];
   }, [rows, by, offered]);
   // A closed group takes no place on a page.
-  const visible = groups.flatMap(([group, members]) => (closed.has(group) ? [] : members.map((job) => ({ group, job }))));
+  const visible = useMemo(
+    () => groups.flatMap(([group, members]) => (closed.has(group) ? [] : members.map((job) => ({ group, job })))),
+    [groups, closed],
+  );
   const pages = Math.max(1, Math.ceil(visible.length / PAGE));
   const page = Math.min(pageWanted, pages - 1);
   const onPage = visible.slice(page * PAGE, (page + 1) * PAGE);
@@ -106,7 +106,10 @@ export function List({ about }: { about: About | undefined }) {
     if (!next.delete(group)) next.add(group);
     setClosed(next);
   };
-  const among = rows.map((job) => jobWord(keyOf(job))).filter((key) => selected.has(key));
+  const among = useMemo(
+    () => (selected.size ? rows.map((job) => jobWord(keyOf(job))).filter((key) => selected.has(key)) : []),
+    [rows, selected],
+  );
 
   return (
     <>
@@ -254,6 +257,11 @@ export function List({ about }: { about: About | undefined }) {
       )}
     </>
   );
+}
+
+/** What the filter looks in. */
+function textOf(job: JobRow): string {
+  return [job.namespace, job.name, job.phase, stateOf(job), job.strategy, job.sentence, job.reason].join(" ").toLowerCase();
 }
 
 /** How many jobs are in each sort of state. A press shows these alone; a second press shows all again. */

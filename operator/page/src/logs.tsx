@@ -1,6 +1,6 @@
 /** The output of a job, merged or of one rank, with a search. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { jobPath, keyOf } from "./api";
 import { Loading, Problem } from "./parts";
 import { usePolled } from "./polled";
@@ -27,6 +27,15 @@ export function Logs({ view }: { view: JobView }) {
     if (data) setSources((known) => [...new Set([...known, ...data.sources])].sort(byNumber));
   }, [data]);
   const lines = (data?.lines ?? []).filter(([from]) => !source || from === source);
+  // The end is shown, until somebody scrolls up.
+  const shown = useRef<HTMLPreElement>(null);
+  const atEnd = useRef(true);
+  useLayoutEffect(() => {
+    if (shown.current && atEnd.current) shown.current.scrollTop = shown.current.scrollHeight;
+  }, [data, source]);
+  const scrolled = ({ currentTarget: at }: { currentTarget: HTMLElement }) => {
+    atEnd.current = at.scrollTop + at.clientHeight > at.scrollHeight - 8;
+  };
   return (
     <details onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>Output</summary>
@@ -51,7 +60,7 @@ export function Logs({ view }: { view: JobView }) {
       {data?.cut && <p>The oldest lines are left out; `dtj logs` prints all.</p>}
       {data && lines.length === 0 && <p>{search ? "No line has this text." : "There is no output yet."}</p>}
       {lines.length > 0 && (
-        <pre tabIndex={0} class="output">
+        <pre ref={shown} tabIndex={0} class="output" onScroll={scrolled}>
           {lines.map(([from, text]) => `[${from}] ${text}`).join("\n")}
         </pre>
       )}

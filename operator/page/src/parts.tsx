@@ -4,6 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Refused } from "./api";
 import { number } from "./format";
+import { COLOURS } from "./series";
 import { sortOf, stateOf } from "./states";
 import type { JobRow, Progress } from "./api";
 import type { Sort } from "./states";
@@ -56,10 +57,35 @@ export function ProgressBar({ progress, name }: { progress: Progress | null; nam
   );
 }
 
-/** A table that scrolls within its own frame where the window is narrow. */
-export function Table({ label, children }: { label: string; children: ComponentChildren }) {
+/** What is named by its colour and by its name. place: among the colours. */
+export function Run({ place, children }: { place: number; children: ComponentChildren }) {
   return (
-    <div class="frame" role="region" aria-label={label} tabIndex={0}>
+    <span class="run">
+      <span class={`swatch line-${(place % COLOURS) + 1}`} aria-hidden="true" />
+      <span>{children}</span>
+    </span>
+  );
+}
+
+/** A table that scrolls within its own frame where the window is narrow. A shadow says that there is more. */
+export function Table({ label, children }: { label: string; children: ComponentChildren }) {
+  const frame = useRef<HTMLDivElement>(null);
+  const [more, setMore] = useState(false);
+  useEffect(() => {
+    const element = frame.current;
+    if (!element) return;
+    const look = () => setMore(element.scrollLeft + element.clientWidth < element.scrollWidth - 1);
+    const sized = new ResizeObserver(look);
+    sized.observe(element);
+    if (element.firstElementChild) sized.observe(element.firstElementChild);
+    element.addEventListener("scroll", look, { passive: true });
+    return () => {
+      sized.disconnect();
+      element.removeEventListener("scroll", look);
+    };
+  }, []);
+  return (
+    <div ref={frame} class={more ? "frame more" : "frame"} role="region" aria-label={label} tabIndex={0}>
       <table>{children}</table>
     </div>
   );

@@ -3,7 +3,7 @@
 import uPlot from "uplot";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { number, ticks } from "./format";
-import { Head, Table } from "./parts";
+import { Head, Run, Table } from "./parts";
 import { COLOURS, nearest, PLACES, smoothed } from "./series";
 import type { Form } from "./format";
 
@@ -125,7 +125,7 @@ export function Plot({ title, lines, restarts, over, look, zoom, onZoom, group, 
             return (
               <tr key={label}>
                 <th scope="row">
-                  <span class={`swatch line-${(place % COLOURS) + 1} dash-${Math.floor(place / COLOURS)}`} aria-hidden="true" /> {label}
+                  <Run place={place}>{label}</Run>
                 </th>
                 <td>{number(xs[point])}</td>
                 <td>{shown(values[point])}</td>

@@ -10,7 +10,10 @@ export interface Polled<T> {
   again: () => void;
 }
 
-/** Ask for a path now, and every so many seconds; 0: only once. Nothing is asked for while the page is hidden. */
+/** The time between two requests, in times of the last answer: thousands of jobs keep the server busy for a second. */
+const TIMES_OF_ANSWER = 5;
+
+/** Ask for a path now, and about every so many seconds; 0: only once. Nothing is asked for while the page is hidden. */
 export function usePolled<T>(path: string | null, seconds: number): Polled<T> {
   const [data, setData] = useState<{ path: string; answer: T }>();
   const [problem, setProblem] = useState<Refused>();
@@ -20,6 +23,7 @@ export function usePolled<T>(path: string | null, seconds: number): Polled<T> {
     const stop = new AbortController();
     let timer: number | undefined;
     const look = async () => {
+      const began = performance.now();
       if (!document.hidden) {
         try {
           const answer = await get<T>(path, stop.signal);
@@ -30,7 +34,8 @@ export function usePolled<T>(path: string | null, seconds: number): Polled<T> {
           setProblem(error instanceof Refused ? error : new Refused(0, String(error), null));
         }
       }
-      if (seconds && !stop.signal.aborted) timer = window.setTimeout(look, seconds * 1000);
+      const pause = Math.max(seconds * 1000, TIMES_OF_ANSWER * (performance.now() - began));
+      if (seconds && !stop.signal.aborted) timer = window.setTimeout(look, pause);
     };
     void look();
     return () => {

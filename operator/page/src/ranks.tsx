@@ -11,12 +11,13 @@ import type { Utilisation } from "./usage";
 
 /** Pods upload their samples every two minutes. */
 const SECONDS = 60;
+const YOUNG_MILLISECONDS = 300_000;
 const MANY_WORKERS = 256;
 const SECONDS_OF_MANY = 300;
 const OF_INTEREST = ["Stalled", "Bottleneck"];
 
 export function Ranks({ view }: { view: JobView }) {
-  const { ended, past, workers } = view.row;
+  const { created, ended, past, workers } = view.row;
   const [asked, setAsked] = useState("");
   const path = hasBucket(view) ? jobPath(keyOf(view.row), ["utilisation"], asked ? { ranks: asked } : {}) : null;
   const live = (workers ?? 0) > MANY_WORKERS ? SECONDS_OF_MANY : SECONDS;
@@ -30,6 +31,7 @@ export function Ranks({ view }: { view: JobView }) {
   const conditions = view.conditions.filter((each) => each.status === "True" && OF_INTEREST.includes(each.type));
   const findings = [...conditions.map((each) => each.message ?? each.reason), ...(found?.findings ?? [])];
   if (!path && !findings.length) return null;
+  const young = !ended && created && Date.now() - Date.parse(created) < YOUNG_MILLISECONDS;
   return (
     <>
       <h2>Ranks</h2>
@@ -42,7 +44,7 @@ export function Ranks({ view }: { view: JobView }) {
           ))}
         </ul>
       )}
-      {found && found.ranks === 0 && <p>There are no samples of the ranks: the first arrive after two minutes.</p>}
+      {found && found.ranks === 0 && <p>There are no samples of the ranks{young ? ": the first arrive after two minutes" : ""}.</p>}
       {found && found.ranks > 1 && !found.findings.length && <p>The ranks use processors and GPUs alike.</p>}
       {found && found.ranks > 0 && (
         <>

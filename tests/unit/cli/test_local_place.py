@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,15 +14,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from dtj.api.errors import NotFound
+from dtj.api.errors import NotFound, TimedOut
+from dtj.cli import local_place
 from dtj.cli.local_place import LocalPlace
 from dtj.cli.main import app
 from dtj.client import LogQuery
 from dtj.local import output_file
+from dtj.local.processes import end_marked
 from dtj.local.runs import ANNOTATION_S3, Run, Runs
 from dtj.status.events import Happening, event
 from dtj.status.times import written_time
-from tests.unit.support.jobs import job, manifest
+from tests.unit.support.jobs import job, manifest, stored
 from tests.unit.support.pods import START
 
 STATUS = {"phase": "Running", "attempt": 1, "progress": {"step": 3, "totalSteps": 4}}
@@ -164,3 +168,67 @@ def test_artifacts_of_a_run_with_its_own_store_are_looked_for_there(
         assert "PATH" not in found.environment
     with place.artifacts("http://other:1") as found:
         assert found.environment["AWS_ENDPOINT_URL_S3"] == "http://other:1"
+
+
+BUSY = """
+import subprocess, sys
+loop = "import sys; print(flush=True)\\nwhile True: pass"
+# A descendant in a session of its own, without the environment.
+hidden = subprocess.Popen([sys.executable, "-c", loop], env={}, start_new_session=True, stdout=sys.stdout)
+hidden.wait()
+"""
+
+
+@pytest.fixture
+def busy(run: Run) -> Iterator[None]:
+    """A process of worker-0, which keeps a processor busy."""
+    mark = {
+        "DTJ_LOCAL_RUN": str(run.folder),
+        "DTJ_TERMINATION_LOG": f"{run.folder}/worker-0/termination.json",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY], env=mark, start_new_session=True, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        yield
+        end_marked("DTJ_LOCAL_RUN", str(run.folder), 0.0)
+
+
+@pytest.mark.usefixtures("busy")
+def test_top_measures_the_processes_of_a_run_beside_what_the_machine_has() -> None:
+    used = json.loads(call("top", "mnist", "-o", "json").stdout)
+    assert used.keys() == {"mnist-worker-0"}
+    assert int(used["mnist-worker-0"]["cpu"].removesuffix("m")) > 0
+    assert int(used["mnist-worker-0"]["memory"]) > 1 << 20
+    shown = {line.split()[0]: line.split() for line in call("top", "mnist").stdout.splitlines()}
+    assert shown["worker-0"][3] == "Running"
+    assert shown["worker-0"][5] == f"{os.cpu_count():.2f}"
+    assert shown["worker-1"][3:5] == ["Ended", "-"]
+
+
+def test_waiting_for_a_run_ends_as_the_wait_for_a_job_does(run: Run) -> None:
+    def told(*words: str, **status: Any) -> Result:
+        run.write(manifest() | {"status": {**STATUS, **status}})
+        return call("wait", "mnist", *words)
+
+    since = {"reason": "x", "message": "x", "lastTransitionTime": written_time(START)}
+    failed = {"phase": "Failed", "conditions": [{"type": "Failed", "status": "True", **since}]}
+    assert told("--for=Failed", **failed).stdout.startswith("mnist, Failed")
+    assert told("--for=ended", **failed).exit_code == 0
+    assert str(told(**failed).exception) == "mnist is Failed and will never be Succeeded"
+    assert "no process carries out this run" in str(told().exception)
+    with run.locked():
+        late = told("--timeout", "0.01").exception
+        assert isinstance(late, TimedOut), late
+
+
+def test_a_run_in_the_place_of_another_ends_the_wait(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin_anew(_: float) -> None:
+        run.write(stored() | {"status": STATUS})
+
+    monkeypatch.setattr(local_place.time, "sleep", begin_anew)
+    with run.locked():
+        assert str(call("wait", "mnist").exception) == (
+            "another run of mnist has begun while waiting for its condition Succeeded"
+        )

@@ -11,6 +11,7 @@ import copy
 import gzip
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,17 @@ def test_a_script_becomes_a_job_with_its_folder(client: type[FakeClient], folder
     assert [(each.name, each.value) for each in job.spec.env] == [("A", "b=c")]
     assert job.faults() == []
     assert b"steps.py" in gzip.decompress(client.archive or b"")
+
+
+def test_the_commit_of_the_folder_is_told_to_the_job(client: type[FakeClient], folder: Path) -> None:
+    (folder / ".git").rmdir()
+    own = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    for words in (("init", "-b", "main"), ("add", "train.py"), ("commit", "-m", "first")):
+        subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True)
+    assert call("submit", folder, "--image", "i", "--name", "t", "-d").exit_code == 0
+    told = client.jobs["t"].metadata.annotations
+    assert (told["dtj.dev/git-branch"], told["dtj.dev/git-modified"]) == ("main", "true"), "steps.py is new"
+    assert len(told["dtj.dev/git-commit"]) == 40
 
 
 def test_the_summary_of_a_job_without_a_bucket_says_so(client: type[FakeClient], folder: Path) -> None:

@@ -156,7 +156,9 @@ def test_what_one_may_not_do_is_told_with_what_needs_it() -> None:
     ]
     assert failed.message == "you may not create distributedtrainingjobs in namespace ml"
     assert failed.verdict == "failed"
-    assert warning.message == "you may not get pods/log in namespace ml: needed for `dtj logs`"
+    assert warning.message == (
+        "you may not create configmaps, get pods/log in namespace ml: needed for `dtj submit FOLDER`, `dtj logs`"
+    )
 
 
 @pytest.mark.parametrize(

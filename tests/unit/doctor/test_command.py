@@ -12,6 +12,7 @@ import asyncio
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from tests.unit.support.structural import schema_faults
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/distributedtrainingjobs.dtj.dev"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 PODS = "/api/v1/namespaces/ml/pods"
+CONFIGS = "/api/v1/namespaces/ml/configmaps"
 JOBS = "/apis/dtj.dev/v1alpha1/namespaces/ml/distributedtrainingjobs"
 WEBHOOK = {"items": [deployment(args=["--webhook-port=9443", "--webhook-name=dtj-operator-webhook"])]}
 WELL = [("API server", "ok"), ("CRD", "ok"), ("operator", "ok"), ("permissions", "ok")]
@@ -168,6 +170,24 @@ async def test_who_may_not_read_the_operator_hears_of_a_webhook_that_answers(ser
     assert told(await examine(None))[-1] == ("webhook", "ok")
     server.denied.add(("create", "distributedtrainingjobs", ""))
     assert told(await examine(None))[-1] == ("permissions", "failed")
+
+
+async def test_code_that_no_job_uses_is_named(server: Server) -> None:
+    def config(name: str, created: str = "2026-11-21T12:00:00Z", **more: Any) -> Manifest:
+        return {"metadata": {"name": name, "creationTimestamp": created, **more}}
+
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    used = jobs.manifest(code={"configMap": "used", "digest": f"sha256:{'5' * 64}"})
+    configs = [config("used"), config("owned", ownerReferences=[{"uid": "1"}]), config("young", now)]
+    server.answers[CONFIGS] = {"metadata": {"resourceVersion": "1"}, "items": configs}
+    server.answers[JOBS] = {"metadata": {"resourceVersion": "1"}, "items": [used]}
+    assert told(await examine(None)) == WELL
+    configs += [config("left-b"), config("left-a")]
+    assert told(checks := await examine(None)) == [*WELL, ("code", "warning")]
+    assert checks[-1].message == "2 ConfigMaps have code of no job: left-a, left-b"
+    assert checks[-1].remedy == "kubectl -n ml delete configmap left-a left-b"
+    server.answers[CONFIGS] = 403
+    assert told(await examine(None)) == WELL
 
 
 def test_the_crd_takes_the_faulty_job_of_the_check() -> None:

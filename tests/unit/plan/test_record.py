@@ -22,6 +22,7 @@ from dtj.plan.history import history_of, spec_digest
 from dtj.plan.job import plan_job
 from dtj.plan.pods import trainer_container
 from dtj.plan.record import END_BYTES, end_of, fitted, record_pod
+from dtj.reconcile.kept_job import keep
 from dtj_trainer.contract import PodInfo
 from dtj_trainer.contract.history import History, RecordedPod
 from tests.unit.support.jobs import manifest, stored
@@ -97,6 +98,32 @@ def test_the_digest_is_that_of_the_spec_alone() -> None:
     assert spec_digest(read_job(same)) == first != spec_digest(read_job(other))
     # jq --compact-output --sort-keys .spec job.json | tr --delete "\\n" | sha256sum
     assert first == "03b62a7964078469c3b382746b598be426ab5a2e398f2cf71127405f03e23f33"
+
+
+def test_the_code_and_its_commit_are_told_and_no_branch_is_expanded() -> None:
+    code = {"configMap": "mnist-code", "digest": f"sha256:{'5' * 64}", "entrypoint": "train.py"}
+    asked = stored(artifacts=ARTIFACTS, code=code, command=[], args=[])
+    asked["metadata"]["annotations"] = {
+        "dtj.dev/git-commit": "1a" * 20,
+        "dtj.dev/git-branch": "feature/$(HOME)",
+        "dtj.dev/git-modified": "false",
+        "dtj.dev/git-remote": "b" * 9_000,
+    }
+    coded = read_job(keep(asked))
+    git = {"commit": "1a" * 20, "branch": "feature/$(HOME)", "modified": False}
+    found = history_of(coded)
+    assert found is not None
+    assert found.code == {"digest": code["digest"], "git": git}
+    container = trainer_container(plan_job(coded).pods[0])
+    assert variables(container)["DTJ_CODE_COMMIT"] == "1a" * 20
+    pod = record_pod(coded, failed(), [], TIME, "tensorboard:1")
+    told = variables(pod["spec"]["containers"][0])["DTJ_HISTORY"]
+    assert "$$(HOME)" in told
+    assert History.from_json(told.replace("$$", "$")) == found
+    assert pod["spec"]["volumes"][-1] == {
+        "name": "dtj-code", "configMap": {"name": "mnist-code", "optional": True},
+    }  # fmt: skip
+    assert history_of(job()).code is None  # type: ignore[union-attr]  # the job keeps artifacts
 
 
 # --- the record pod ----------------------------------------------------------------------------------

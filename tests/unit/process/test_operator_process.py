@@ -33,6 +33,7 @@ from dtj.cluster.port import ApiError
 from dtj.local.machine import free_ports
 from dtj.operator_flags import read_flags
 from dtj.plan.nodes import LOST_NODE_SECONDS
+from dtj.process import _what_lacks
 from dtj_trainer.contract.distribution import version
 from tests import warm
 from tests.unit.support.api_answers import refused
@@ -299,6 +300,24 @@ async def test_who_waits_for_the_resource_is_healthy_and_ends_when_told_to(
 
     assert code == 0, said
     assert not api.holder(LEASE)
+
+
+async def test_an_api_server_without_an_answer_is_not_taken_for_one_without_the_resource(
+    api: HttpCluster,
+) -> None:
+    (port,) = free_ports(1)
+    for url, told in (
+        (f"http://127.0.0.1:{port}", "the API server does not answer: "),
+        (api.url, "kubectl apply -k"),
+    ):
+        cluster = KubernetesApi(
+            client.ApiClient(client.Configuration(host=url)), lambda *_: None, lambda: True
+        )
+        api.installed = False
+        said = await _what_lacks(cluster)
+        await cluster.close()
+        assert said is not None
+        assert told in said
 
 
 async def test_one_that_runs_by_hand_needs_no_lease(api: HttpCluster, start: Start) -> None:

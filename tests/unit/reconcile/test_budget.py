@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import random
 import tracemalloc
@@ -20,6 +21,7 @@ import pytest
 from dtj.api.checking import MOST_ENTRIES
 from dtj.api.identity import API_VERSION, KIND, LABEL_JOB, LABEL_RECORD
 from dtj.api.job import Manifest, read_job
+from dtj.api.mpijob import QUEUE_ANNOTATIONS
 from dtj.api.nesting import MOST_LEVELS, TOO_DEEP
 from dtj.api.unreadable import NOT_KEPT, UnreadableJob, read_stored_job
 from dtj.cluster.port import Selection
@@ -92,6 +94,7 @@ def test_a_job_that_is_kept_is_read_as_the_job_itself() -> None:
     ],
 )
 def test_the_spec_of_a_job_that_no_check_takes_is_not_kept(given: Manifest, told: str) -> None:
+    given["metadata"]["annotations"] = dict.fromkeys(("x", *QUEUE_ANNOTATIONS), "q" * 200_000)
     policy = {"cleanPodPolicy": "All", "ttlSecondsAfterFinished": 9, "managedBy": "x" * 5_000, "unknown": 1}
     scheduling = {"gang": "Kueue", "queue": "gold", "minAvailable": {"a": 1}}
     given["spec"]["runPolicy"] = policy | {"schedulingPolicy": scheduling}
@@ -100,6 +103,7 @@ def test_the_spec_of_a_job_that_no_check_takes_is_not_kept(given: Manifest, told
     read, faults = read_stored_job(kept)
 
     assert len(kept.spec) < 300
+    assert len(json.dumps(kept.metadata)) < 1_000
     assert weight(kept) < 3_000
     assert isinstance(read, UnreadableJob)
     assert told in str(faults[0])
@@ -208,6 +212,18 @@ def test_a_job_loses_its_room_to_older_ones_and_gets_it_again() -> None:
     assert seen.whole("new")
     assert seen.judged == [("ml", "new")] * 2
     assert seen.changed == [("ml", "new"), ("ml", "old"), ("ml", "old")]
+
+
+def test_a_job_is_large_while_a_pass_takes_much_memory() -> None:
+    seen = Seen()
+    seen.jobs.put(job("small", 1, 1_000))
+    seen.jobs.put(job("large", 2, 300_000))
+    seen.jobs.put(job("ended-small", 4, 100, phase="Failed"))
+    seen.jobs.put(job("ended-large", 5, 20_000, phase="Failed"))
+    names = ["small", "large", "ended-small", "ended-large", "no-room"]
+    assert [name for name in names if seen.jobs.is_large(("ml", name))] == ["large", "ended-large"]
+    seen.jobs.put(job("no-room", 3, 300_000))
+    assert [name for name in names if seen.jobs.is_large(("ml", name))] == ["large"]
 
 
 def test_a_job_without_room_says_what_would_help() -> None:
@@ -417,18 +433,39 @@ def test_an_object_whose_job_comes_later_is_no_stray_then(monkeypatch: pytest.Mo
 
 @pytest.mark.bound(
     "operator",
-    "Who may create Services, ConfigMaps or Deployments, and names a job as their owner",
+    "Who may create pods, Services, ConfigMaps or Deployments, and names a job as their owner",
     "Objects of one job in memory",
-    "64 of each kind",
+    "64 of each kind; of pods 100 and two for each replica",
 )
-@pytest.mark.parametrize("cache", ["services", "configs", "deployments", "records"])
-def test_of_the_objects_of_a_job_a_few_are_kept(cache: str) -> None:
+@pytest.mark.parametrize(
+    ("cache", "most"), [*((each, 64) for each in OWNED.values() if each != "pods"), ("pods", 104)]
+)
+def test_of_the_objects_of_a_job_a_few_are_kept(cache: str, most: int) -> None:
     informers = Informers(Source(), (), *3 * [lambda _: None])
     kept = getattr(informers, cache)
     informers.jobs.put(job("a"))
+    for number in range(50):  # They are not counted as the job's.
+        kept.put(owned(f"stray-{number}", KIND, uid="nobody"))
     for number in range(200):
         kept.put(owned(f"o-{number}", KIND))
-    assert len(kept) == 64
+    assert len(kept) == 50 + most
+
+    for number in range(200):
+        kept.drop(f"uid-o-{number}")
+    kept.put(owned("later", KIND))
+    assert len(kept) == 51
+
+
+def test_a_job_has_room_for_the_pods_of_replicas_that_it_no_longer_has() -> None:
+    informers = Informers(Source(), (), *3 * [lambda _: None])
+    given = job("a", replicaStatuses={"worker": {"desired": 300}})
+    informers.jobs.put(given)
+    assert informers.jobs.most_pods(("ml", "a")) == 700
+    given["spec"] = tolerating(MOST_ENTRIES)["spec"]
+    given["metadata"]["resourceVersion"] = "2"
+    given["spec"]["replicaSpecs"]["worker"]["replicas"] = 10**30
+    informers.jobs.put(given)
+    assert informers.jobs.most_pods(("ml", "a")) == 20_100, "although its spec is not kept"
 
 
 def test_an_object_that_leaves_its_job_is_dropped() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,14 @@ def test_a_gang_of_dtjs_own_is_refused(gang: str) -> None:
     (fault,) = faults(job(runPolicy=policy, **HANDED_OVER))
     assert fault.field == "spec.runPolicy.schedulingPolicy.gang"
     assert "must be None with horovod.launcher: MPIJob" in fault.message
+
+
+def test_a_queue_that_no_name_can_be_is_refused() -> None:
+    """The operator keeps no more of it, and would give the MPIJob another one."""
+    of_volcano = {"scheduling.volcano.sh/queue-name": "q" * 254}
+    (fault,) = faults(replace(job(**HANDED_OVER), annotations=of_volcano))
+    assert fault.field == "metadata.annotations[scheduling.volcano.sh/queue-name]"
+    assert faults(replace(job(), annotations=of_volcano)) == []
 
 
 def test_a_job_of_another_strategy_is_not_handed_over() -> None:

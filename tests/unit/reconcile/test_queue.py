@@ -161,6 +161,30 @@ async def test_a_namespace_that_has_its_share_of_the_workers_leaves_the_others_t
     assert not queue._busy_in
 
 
+@pytest.mark.bound(
+    "operator",
+    "Who may create large jobs",
+    "Passes over large jobs at a time, and so the jobs that the operator holds as data",
+    "One; the other workers serve small jobs",
+)
+async def test_one_worker_at_a_time_has_a_large_job() -> None:
+    queue = WorkQueue(lambda: 0.0, large=lambda key: key[1].startswith("large"))
+    first, second, other = ("ml", "large-1"), ("ml", "large-2"), ("other", "large")
+    for key in (first, second, other, A):
+        queue.add(key)
+    assert [await queue.take(), await queue.take()] == [first, A]
+    waiting = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    queue.add(B)
+    assert await waiting == B
+    queue.done(A)
+    queue.done(first)
+    assert await taken(queue) == other
+    queue.done(other)
+    assert await taken(queue) == second
+
+
 @pytest.mark.parametrize(("first", "second"), [(5.0, 30.0), (30.0, 5.0)])
 async def test_of_two_later_times_the_soonest_counts(
     queue: WorkQueue, timers: Timers, first: float, second: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtj.reconcile.record_places import RecordPlaces
+from dtj.reconcile.record_places import MOST_REMEMBERED, RecordPlaces
 from dtj.reconcile.view import Key
 
 
@@ -84,3 +84,18 @@ def test_a_namespace_whose_store_does_not_answer_has_few_places_until_it_answers
     world.places.ended("silent", wrote=True)
     world.places.leave(("silent", "12"))
     assert [key[0] for key in world.woken[2:]] == ["silent"] * 3
+
+
+@pytest.mark.bound(
+    "operator",
+    "Who may create namespaces, with stores that do not answer",
+    "Namespaces that the operator remembers for their silent stores",
+    "1,000; the newest",
+)
+def test_of_namespaces_with_silent_stores_the_newest_are_remembered() -> None:
+    world = Places()
+    for number in range(3 * MOST_REMEMBERED):
+        world.places.ended(f"ns-{number}", wrote=False)
+    assert len(world.places._in_vain) == MOST_REMEMBERED
+    assert len(world.taken("ns-0", 60)) == 12
+    assert len(world.taken(f"ns-{3 * MOST_REMEMBERED - 1}", 60)) == 2

@@ -9,16 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from dtj.api.identity import KIND
+from dtj.api.status import Phase
 from tests import upgrade
 
 STATES = json.loads(gzip.decompress((Path(__file__).parent / "states-93ec95e8.json.gz").read_bytes()))
-"""Jobs of three strategies in nine states each, as 93ec95e8 left them and went on with them."""
+"""Jobs of three strategies in eleven states each, as 93ec95e8 left them and went on with them."""
 
 
 def test_every_state_of_every_strategy_is_there() -> None:
     assert STATES.keys() == {
         f"{strategy}, {state}" for strategy in upgrade.STRATEGIES for state in upgrade.REACH
     }
+    jobs = [there for stored in STATES.values() for name, there in stored["objects"] if name[0] == KIND]
+    assert {job["status"]["phase"] for job in jobs} == {*Phase}
 
 
 @pytest.mark.parametrize("strategy", upgrade.STRATEGIES)

@@ -230,12 +230,12 @@ class HttpCluster:
         if self.stale is not None and f"{LABEL_JOB}=" not in request.query.get("labelSelector", ""):
             version, objects = self.stale, self.cluster.at(self.stale)
         accept = request.headers.get("Accept", "")
-        items = [shown(manifest, accept) for name, manifest in objects.items() if asked(name, manifest)]
+        items = [manifest for name, manifest in objects.items() if asked(name, manifest)]
         metadata = {"resourceVersion": str(version)}
         begin, limit = int(request.query.get("continue") or 0), int(request.query.get("limit") or len(items))
         if len(items) > begin + limit:
             metadata["continue"] = str(begin + limit)
-        page = items[begin : begin + limit]
+        page = [shown(manifest, accept) for manifest in items[begin : begin + limit]]
         # A real API server answers null where it lists no metadata.
         empty = not page and "PartialObjectMetadataList" in accept
         return self._answered({"metadata": metadata, "items": None if empty else page})

@@ -124,6 +124,17 @@ def _string_faults(schema: Schema, value: str, name: str) -> Iterator[str]:
         )
     if "pattern" in schema and not re.search(schema["pattern"], value):
         yield f"{name}: Invalid value: {json.dumps(value)}: {name} in body should match '{schema['pattern']}'"
+    for rule in schema.get("x-kubernetes-validations", ()):
+        if (pattern := matched(rule["rule"])) is None:
+            raise ValueError(f"{name}: a rule of a string that this double can't judge: {rule['rule']}")
+        if not re.search(pattern, value):
+            yield f"{name}: Invalid value: {rule['message']}"
+
+
+def matched(rule: str) -> str | None:
+    """The pattern that a rule in CEL asks for, if it asks for nothing else."""
+    found = re.fullmatch(r'self\.matches\(r"([^"]*)"\)', rule)
+    return found and found[1]
 
 
 def _is_date_time(value: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,21 @@ def test_another_run_has_the_next_name_and_is_not_suspended(name: str, next_name
     assert "suspend" not in text
     assert "resume: FromURI" in text
     assert "uid" not in text.partition("resumeUri")[0]
+
+
+def test_another_run_of_a_job_that_is_gone_uses_its_code_in_the_bucket() -> None:
+    code = {"configMap": "mnist-code", "digest": f"sha256:{'5' * 64}", "entrypoint": "train.py"}
+    job = manifest(code=code, command=[], args=[], artifacts={"uri": "s3://bucket/p"})
+    job["metadata"]["annotations"] = {"dtj.dev/git-commit": "1a" * 20}
+    for past in (False, True):
+        text = again_of(DistributedTrainingJob.from_cluster(job), resume=False, past=past)
+        again = yaml.safe_load(text)
+        archive = (
+            {"uri": "s3://bucket/p/ml/mnist-5b6a1f0e/code.tar.gz"} if past else {"configMap": "mnist-code"}
+        )
+        rest = {"digest": code["digest"], "entrypoint": "train.py"}
+        assert again["spec"]["code"] == archive | rest
+        assert again["metadata"]["annotations"] == {"dtj.dev/git-commit": "1a" * 20}
 
 
 def test_options_of_a_command_line() -> None:

@@ -114,9 +114,9 @@ class HistoryWriter:
         if root is not None:
             self._put_absent(root, self._history.index_key, b"")
 
-    def write_job(self, job: bytes) -> None:
-        """Write `job.yaml`, unless it is there. Raises S3Error."""
-        self._put_absent(self._store, contract.JOB_FILE, job)
+    def write_absent(self, key: str, content: bytes) -> None:
+        """Write `job.yaml` or `code.tar.gz`, unless it is there. Raises S3Error."""
+        self._put_absent(self._store, key, content)
 
     def write_end(self, record: EndRecord) -> bool:
         """Write `end.json`, unless the record there is a later one; return whether it was written. Raises S3Error."""

@@ -42,6 +42,8 @@ class PodFiles:
     log_names: tuple[str, ...] | None = None
     pod: str | None = None
     """`<role>-<index>` of a pod whose utilisation is sampled."""
+    code: Path | None = None
+    """The archive of `spec.code`, where it is not in a bucket already."""
 
 
 def pod_sources(files: PodFiles, fence: Fence | None, metrics: Begin | None = None) -> list[Source]:
@@ -62,6 +64,8 @@ def pod_sources(files: PodFiles, fence: Fence | None, metrics: Begin | None = No
             Source(root / contract.MODEL, contract.MODEL, MODEL, fence, essential=True),
             Source(root / contract.TRACKING_FILE, contract.TRACKING_FILE, TRACKING, fence),
         ]
+        if files.code:
+            sources.append(Source(files.code, contract.CODE_FILE, ONCE, fence))
     return sources
 
 

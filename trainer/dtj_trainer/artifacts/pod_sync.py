@@ -167,7 +167,13 @@ class PodSync:
             return
         settings, root, fence = self._settings, self._settings.root, self._fence
         files = PodFiles(
-            root, settings.config_dir, settings.part, settings.attempt, settings.log_names, settings.pod
+            root,
+            settings.config_dir,
+            settings.part,
+            settings.attempt,
+            settings.log_names,
+            settings.pod,
+            settings.code,
         )
         self._files = FileUploader(self._store, pod_sources(files, fence, self._metrics_begin))
         self._loops.append(SyncLoop.of("uploading files", self._files))

@@ -68,6 +68,8 @@ ENV_CODE_ARCHIVE = "DTJ_CODE_ARCHIVE"
 """The archive of `spec.code`: a path, or an `s3://` URI; unset: the program is in the image."""
 ENV_CODE_DIGEST = "DTJ_CODE_DIGEST"
 """`sha256:` and the SHA-256 of this archive in hex digits."""
+ENV_CODE_COMMIT = "DTJ_CODE_COMMIT"
+"""The Git commit of the folder in this archive, in hex digits; unset: unknown."""
 ENV_DATA_CACHE = "DTJ_DATA_CACHE"
 """The folder of the job's `spec.data.cache`, in pods that read data; unset: the job has none."""
 ENV_DATA_CACHE_BYTES = "DTJ_DATA_CACHE_BYTES"
@@ -194,7 +196,7 @@ SSH_DIR = PurePosixPath("/etc/dtj-ssh")
 CODE_DIR = PurePosixPath("/etc/dtj-code")
 """The mounted ConfigMap of `spec.code`."""
 CODE_FILE = "code.tar.gz"
-"""The archive in CODE_DIR, and its key in the ConfigMap."""
+"""The archive in CODE_DIR, its key in the ConfigMap, and the key of its copy in the bucket."""
 TERMINATION_LOG = PurePosixPath("/dev/termination-log")
 TERMINATION_MESSAGE_BYTES = 4096
 """The longest termination message that the kubelet keeps."""
@@ -269,8 +271,9 @@ TRACKED_RUN_FILE = "run/tracked-run.json"
 # In the bucket, below ENV_ARTIFACTS_URI: checkpoints/<step>[-<claim>]/{…,manifest.json}, tensorboard/, model/,
 # logs/attempt-<attempt>/{launcher-0,rank-<rank>,<role>-<index>}.log, metrics.jsonl, metrics-evaluator.jsonl,
 # utilisation/attempt-<attempt>/<role>-<index>.jsonl, tensorboard/utilisation/attempt-<attempt>/<role>-<index>/,
-# attempt.json, attempt-evaluator.json, tracking.json, run.json, end.json, job.yaml. Logs, metrics, utilisation and
-# event files are stored in segments: metrics.jsonl, metrics.jsonl.00002, … (`dtj_trainer.artifacts.segments`).
+# attempt.json, attempt-evaluator.json, tracking.json, run.json, end.json, job.yaml, code.tar.gz. Logs, metrics,
+# utilisation and event files are stored in segments: metrics.jsonl, metrics.jsonl.00002, …
+# (`dtj_trainer.artifacts.segments`).
 MANIFEST_FILE = "manifest.json"
 MODEL_DESCRIPTION_FILE = "model.json"
 """In MODEL: what a server needs to know of the model."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 
 RUN_FILE = "run.json"
 END_FILE = "end.json"
@@ -81,6 +81,26 @@ class AttemptBegun(TypedDict):
     time: str
 
 
+class GitState(TypedDict):
+    """The commit of the folder that became the code of a job."""
+
+    commit: str
+    """In hex digits."""
+    branch: NotRequired[str]
+    """Absent for a detached HEAD."""
+    remote: NotRequired[str]
+    """The URL without credentials."""
+    modified: bool
+    """Whether the files of the archive differ from the commit."""
+
+
+class CodeRecord(TypedDict):
+    """The archive of `spec.code`."""
+
+    digest: str
+    git: NotRequired[GitState]
+
+
 class RunRecord(TypedDict):
     """The content of RUN_FILE. Times are RFC 3339 in UTC."""
 
@@ -95,6 +115,8 @@ class RunRecord(TypedDict):
     world: int
     """The number of ranks, or of the replicas that train where a strategy has no ranks."""
     attempts: list[AttemptBegun]
+    code: NotRequired[CodeRecord]
+    """Absent for a job whose program is in the image."""
 
 
 class RecordedPod(TypedDict):
@@ -143,6 +165,8 @@ class History:
     """The pods whose success is the job's success, in words; None: the pod that records it."""
     start: str | None = None
     """`status.startTime` at the begin of the attempt; None for the first attempt."""
+    code: CodeRecord | None = None
+    """The archive of `spec.code`; None for a job whose program is in the image."""
 
     @property
     def prefix(self) -> str:
@@ -169,7 +193,7 @@ class History:
         if not isinstance(content, dict):
             raise ValueError("not a JSON object")
         texts = dict[str, str]()
-        for name in _FIELDS.keys() - {"world", "restarts", "workers"}:
+        for name in _FIELDS.keys() - {"world", "restarts", "workers", "code"}:
             value = content.get(_FIELDS[name])
             if value is None and name in _OPTIONAL:
                 continue
@@ -180,13 +204,18 @@ class History:
         workers = None if content.get("workers") is None else _whole(content, "workers")
         if not isinstance(restarts, dict) or not all(type(count) is int for count in restarts.values()):
             raise ValueError(f"restarts must be an object of whole numbers, not {json.dumps(restarts)}")
+        code = content.get("code")
+        if code is not None and not (isinstance(code, dict) and isinstance(code.get("digest"), str)):
+            raise ValueError(f"code must be an object with a digest, not {json.dumps(code)}")
         try:
             zone = datetime.fromisoformat(content["created"]).tzinfo
         except ValueError:
             zone = None
         if zone is None:
             raise ValueError(f"created must be a time with a zone, not {json.dumps(content['created'])}")
-        return cls(world=world, workers=workers, restarts=restarts, **texts)
+        return cls(
+            world=world, workers=workers, restarts=restarts, code=cast("CodeRecord | None", code), **texts
+        )
 
 
 _FIELDS = {
@@ -201,6 +230,7 @@ _FIELDS = {
     "workers": "workers",
     "deciders": "deciders",
     "start": "start",
+    "code": "code",
 }
 _OPTIONAL = ("deciders", "start")
 
@@ -230,7 +260,7 @@ def run_record(history: History, stored: Mapping[str, Any], attempt: int | None,
     known = [each for each in given if _is_attempt(each)] if isinstance(given, list) else []
     if attempt is not None and all(each["attempt"] != attempt for each in known):
         known.append({"attempt": attempt, "time": time})
-    return {
+    record: RunRecord = {
         "version": VERSION,
         "namespace": history.namespace,
         "name": history.name,
@@ -241,6 +271,7 @@ def run_record(history: History, stored: Mapping[str, Any], attempt: int | None,
         "world": history.world,
         "attempts": known,
     }
+    return record if history.code is None else {**record, "code": history.code}
 
 
 def _is_attempt(entry: object) -> bool:

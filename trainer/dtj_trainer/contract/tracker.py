@@ -8,6 +8,8 @@ from typing import Literal
 RunStatus = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 """MLflow's status of a run."""
 MLFLOW_URI, MLFLOW_RUN = "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID"
+MLFLOW_COMMIT = "mlflow.source.git.commit"
+"""MLflow's tag of the commit of a program."""
 WANDB_SIGNS = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_BASE_URL")
 """Variables of the job by which its programs use Weights & Biases."""
 

@@ -148,8 +148,8 @@ def load_pictures(
                 return _stored(stored, form, classes)
             if skip_corrupt:
                 raise DataNotFound(
-                    "has no index: --skip-corrupt leaves out examples of shards with an index alone; `dtj data stage "
-                    f"{uri} DST --skip-corrupt` writes such shards"
+                    f"{uri} has no index: --skip-corrupt leaves out examples of shards with an index alone; "
+                    f"`dtj data stage {uri} DST --skip-corrupt` writes such shards"
                 )
             if whole is None:
                 whole = (

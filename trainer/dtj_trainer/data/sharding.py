@@ -70,7 +70,7 @@ class Sharding:
                 f"can't share {self.examples} examples in batches of {batch_size} with rank {rank}/{ranks}"
             )
         self.batch_size = math.ceil(self.step_size / ranks)
-        self._rank, self._ranks, self._seed, self._window, self._stock = rank, ranks, seed, window, stock
+        self._rank, self._ranks, self.seed, self._window, self._stock = rank, ranks, seed, window, stock
         self._begun: dict[int, int] = {}
 
     @property
@@ -79,7 +79,7 @@ class Sharding:
         of_blocks = f"{self._window} {RUN}" if len(self._blocks) > 1 else "1"
         if self._stock:
             of_blocks = f"spread {hashlib.sha256(self._stock.labels.tobytes()).hexdigest()}"
-        described = f"{self._seed} {of_blocks} ".encode() + self._blocks.tobytes()
+        described = f"{self.seed} {of_blocks} ".encode() + self._blocks.tobytes()
         return hashlib.sha256(described).hexdigest()[:16]
 
     def steps(self, position: int = 0) -> int:
@@ -90,8 +90,8 @@ class Sharding:
         """Return the epoch's order of all examples, the same on every rank."""
         if self._stock:
             ranks = self.order_ranks(epoch)
-            return SpreadOrder(self._blocks, self._stock, seed=self._seed, epoch=epoch, ranks=ranks)
-        return Order(self._blocks, seed=self._seed, epoch=epoch, window=self._window)
+            return SpreadOrder(self._blocks, self._stock, seed=self.seed, epoch=epoch, ranks=ranks)
+        return Order(self._blocks, seed=self.seed, epoch=epoch, window=self._window)
 
     def order_ranks(self, epoch: int) -> int:
         """Return the number of ranks that began an epoch, which the order of a sorted set follows from."""

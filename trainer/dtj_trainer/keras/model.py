@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import logging
 import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ from dtj_trainer.keras import models, optimizers, saved_model, trial
 from dtj_trainer.keras.chance import draw_anew
 from dtj_trainer.keras.horovod_ranks import KerasRanks, rows_of
 from dtj_trainer.keras.losses import cross_entropies, right_answers
-from dtj_trainer.train import model_files
 from dtj_trainer.train.array_process import in_memory
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.own_model import is_own
@@ -40,9 +38,6 @@ if TYPE_CHECKING:
     from dtj_trainer.data.pictures import PictureSet
     from dtj_trainer.data.sharding import Share
     from dtj_trainer.train.options import Options
-
-
-log = logging.getLogger(__name__)
 
 _RUN = "run.json"
 """The entry of a checkpoint that is not a variable."""
@@ -66,15 +61,9 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
         self._test = _test(self.network, self.shape)
 
     def try_export(self) -> None:
-        """See PictureModel. What Keras can't save is the configuration, not the weights."""
-        if not self._own:
-            return
-        try:
-            keras.saving.serialize_keras_object(self.network)
-        except Exception as error:
-            log.debug("the network can't be saved", exc_info=True)
-            left = f"{saved_model.WEIGHTS} will have the weights"
-            model_files.not_exported("Keras", error, left)
+        """See PictureModel."""
+        if self._own:
+            trial.try_save(self.network)
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See PictureModel."""

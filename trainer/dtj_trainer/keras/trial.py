@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from dtj_trainer.keras import saved_model
 from dtj_trainer.keras.losses import cross_entropies
+from dtj_trainer.train import model_files
 from dtj_trainer.train.smallest import refused, same_generators, tell_unused
+
+log = logging.getLogger(__name__)
 
 _LAYER = re.compile(r"Exception encountered when calling ([^\n]+?)\.call\(\)|Detected at node (\S+)")
 
@@ -47,3 +52,12 @@ def try_pass(network: keras.Model, size: int, shape: tuple[int, int, int], class
             found = _LAYER.search(str(error))
             raise SystemExit(refused(size, (found[1] or found[2]) if found else "backward", error)) from error
     tell_unused(unused)
+
+
+def try_save(network: keras.Model) -> None:
+    """Tell in the log and in the job's progress if Keras can't save the network's configuration."""
+    try:
+        keras.saving.serialize_keras_object(network)
+    except Exception as error:
+        log.debug("the network can't be saved", exc_info=True)
+        model_files.not_exported("Keras", error, f"{saved_model.WEIGHTS} will have the weights")

@@ -107,6 +107,13 @@ class Settings:
         return (own if own.exists() and own.samefile(here) else here) / contract.CODE
 
     @property
+    def code_file(self) -> Path | None:
+        """The archive of `spec.code` in a file, which the bucket lacks; None: there is none."""
+        if self.code is None or self.code[0].startswith("s3://"):
+            return None
+        return Path(self.code[0])
+
+    @property
     def kept_whole(self) -> tuple[Path, ...]:
         """The folders whose files are of use only when they are complete."""
         return self.checkpoints, self.root / contract.MODEL

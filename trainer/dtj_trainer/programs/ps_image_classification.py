@@ -102,6 +102,9 @@ def _coordinate(options: Options, cluster: clusters.Cluster) -> int:
     except (LossNotFinite, NotOurCheckpoint) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
+    except SystemExit as refusal:
+        print(refusal, file=sys.stderr, flush=True)
+        return 1
     except Exception as error:
         lost = _lost(cluster, error)
         if not lost:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.data.sharding import Sharding
-from dtj_trainer.keras import models, saved_model
+from dtj_trainer.keras import models, saved_model, trial
 from dtj_trainer.ps import state, worker_pictures
 from dtj_trainer.ps.cluster import silent
 from dtj_trainer.ps.parameters import Parameters, set_weights
@@ -28,9 +28,12 @@ from dtj_trainer.ps.worker_pictures import Dealt
 from dtj_trainer.train.array_process import in_memory
 from dtj_trainer.train.background_save import BackgroundSave
 from dtj_trainer.train.batches import Batch, Batches
+from dtj_trainer.train.chance import seed_of
 from dtj_trainer.train.export_process import export_model
 from dtj_trainer.train.loop import LossNotFinite, Training, check_loss
+from dtj_trainer.train.own_model import is_own
 from dtj_trainer.train.protocols import Model, Position, Ranks, Saver
+from dtj_trainer.train.smallest import smallest_share
 from dtj_trainer.train.staged_arrays import StagedArrays
 from dtj_trainer.train.state_file import write_arrays
 
@@ -84,7 +87,10 @@ class Pulse:
 
 
 def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -> None:
-    """Train on servers that answer. Raises what `Training.run` raises, NotOurCheckpoint or an error of TensorFlow."""
+    """Train on servers that answer. Raises what `Training.run` raises, NotOurCheckpoint or an error of TensorFlow.
+
+    Raises SystemExit for a network that can't make the smallest pass of the training.
+    """
     # Many errors of a lost worker name a server that waited for that worker. The coordinator ignores this many
     # errors in all before it considers the server lost. Errors of a server that is lost arrive within a second.
     os.environ.setdefault("TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES", "20")
@@ -94,6 +100,10 @@ def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -
     facts = worker_pictures.facts(coordinator)
     network = models.build(options.model, facts.shape, facts.classes, options.seed)
     shards = cluster.workers if options.updates == "Synchronous" else 1
+    if is_own(options.model) and checkpoints.newest() is None:
+        least = smallest_share(facts.examples, options, shards)
+        trial.try_pass(network, least, facts.shape, facts.classes)
+        trial.try_save(network)
     size, stock = options.batch_size * shards, facts.stock
     sharding = Sharding(facts.blocks, size, rank=0, ranks=1, seed=options.seed, stock=stock)
     here = State(
@@ -122,7 +132,9 @@ def _dealer(sharding: Sharding) -> Callable[[int, Share], Batch[Dealt]]:
 
     def deal(epoch: int, share: Share) -> Batch[Dealt]:
         begin = share.position - share.total
-        return Batch(Dealt(share.indices, order_of(epoch).blocks_ahead(begin), epoch), share)
+        chance = seed_of(sharding.seed, epoch * sharding.examples + begin, 0)
+        blocks = order_of(epoch).blocks_ahead(begin)
+        return Batch(Dealt(share.indices, blocks, epoch, chance=chance), share)
 
     return deal
 

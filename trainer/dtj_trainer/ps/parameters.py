@@ -27,11 +27,11 @@ class Parameters:
 
     def __init__(self, model: keras.Model, options: Options, ps: int) -> None:
         self.trainable_layout = Layout([variable.shape for variable in model.trainable_variables])
-        self.other_layout = Layout([variable.shape for variable in model.non_trainable_variables])
+        self.other_layout = Layout([variable.shape for variable in model.non_trainable_weights])
         self.trainable = ShardedVector(_joined(model.trainable_variables), ps, "trainable")
-        # Variables that are gathered instead of trained, such as BatchNorm's statistics. Many models have none.
+        # Weights that are gathered instead of trained, such as BatchNorm's statistics. Many models have none.
         self.other = (
-            ShardedVector(_joined(model.non_trainable_variables), ps, "other")
+            ShardedVector(_joined(model.non_trainable_weights), ps, "other")
             if self.other_layout.total
             else None
         )
@@ -81,12 +81,13 @@ def set_weights(model: keras.Model, held: Mapping[str, np.ndarray]) -> None:
     """Set the variables of a model in this process to `held`, from a checkpoint or from `Parameters.vectors`."""
     for variables, name in (
         (model.trainable_variables, "trainable"),
-        (model.non_trainable_variables, "other"),
+        (model.non_trainable_weights, "other"),
     ):
         layout = Layout([variable.shape for variable in variables])
         if layout.total:
             for variable, value in zip(variables, layout.split_array(held[name]), strict=True):
-                variable.assign(value)
+                # A mean of equal whole numbers may miss them by rounding.
+                variable.assign(value if variable.dtype.startswith("float") else np.round(value))
 
 
 def _joined(variables: Sequence[Any]) -> np.ndarray:

@@ -37,7 +37,7 @@ class Layout:
         """Join the tensors to a float32 vector."""
         if not self.shapes:
             return tf.zeros([0])
-        return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+        return tf.concat([tf.cast(tf.reshape(tensor, [-1]), tf.float32) for tensor in tensors], 0)
 
     def split_array(self, vector: np.ndarray) -> list[np.ndarray]:
         """Split as `split` does, in numpy."""

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
+from dtj_trainer.keras.chance import state_of
 from dtj_trainer.keras.losses import cross_entropies, right_answers
 from dtj_trainer.ps.bottleneck import StepTimes
-from dtj_trainer.ps.worker_pictures import Dealt, rate_of, read_here
+from dtj_trainer.ps.worker_pictures import Dealt, chance_of, rate_of, read_here
 
 if TYPE_CHECKING:
     import keras
@@ -91,6 +92,7 @@ class WorkerStep:
         smoothing: float = 0.0,
     ) -> None:
         self._model, self._smoothing = model, smoothing
+        self._weights = {id(each) for each in model.weights}
         self._parameters = parameters
         self._shape = shape
 
@@ -103,23 +105,41 @@ class WorkerStep:
         )
 
     def forward(
-        self, trainable: tf.Tensor, other: tf.Tensor, pixels: tf.Tensor, labels: tf.Tensor
+        self, trainable: tf.Tensor, other: tf.Tensor, pixels: tf.Tensor, labels: tf.Tensor, chance: tf.Tensor
     ) -> Forward:
-        """Compute the model's loss on a batch and its gradient."""
+        """Compute the model's loss on a batch and its gradient. `chance`: see `Dealt`."""
         weights = self._parameters.trainable_layout.split(trainable)
         with tf.GradientTape() as tape:
             tape.watch(weights)
-            logits, statistics, own = self._model.stateless_call(
-                weights, self._parameters.other_layout.split(other), pixels, training=True, return_losses=True
+            logits, after, own = self._model.stateless_call(
+                weights, self._untrained(other, chance), pixels, training=True, return_losses=True
             )
             loss = tf.reduce_sum(cross_entropies(labels, logits, self._smoothing))
             # The network's own losses are means over the examples, or of weights alone; not a part of what is told.
             wanted = loss + tf.add_n(own) * tf.cast(tf.shape(labels)[0], tf.float32) if own else loss
-        gradient = self._parameters.trainable_layout.join(tape.gradient(wanted, weights))
+        gradients = tape.gradient(wanted, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradient = self._parameters.trainable_layout.join(gradients)
         with tf.device(_HOST):  # The copy ends when the GPU has computed.
             gradient = tf.identity(gradient)
         counts = tf.stack([tf.cast(each, tf.float64) for each in (loss, *right_answers(labels, logits))])
-        return Forward(counts, gradient, self._parameters.other_layout.join(statistics))
+        kept = [
+            value
+            for variable, value in zip(self._model.non_trainable_variables, after, strict=True)
+            if id(variable) in self._weights
+        ]
+        return Forward(counts, gradient, self._parameters.other_layout.join(kept))
+
+    def _untrained(self, other: tf.Tensor, chance: tf.Tensor) -> list[tf.Tensor]:
+        """Return the values of the model's variables that are not trained: weights, and states of generators."""
+        weights = iter(self._parameters.other_layout.split(other))
+        values = list[tf.Tensor]()
+        for variable in self._model.non_trainable_variables:
+            value = next(weights) if id(variable) in self._weights else state_of(chance, len(values))
+            if not variable.dtype.startswith("float"):
+                # A mean of equal whole numbers may miss them by rounding.
+                value = tf.cast(tf.round(value), variable.dtype)
+            values.append(value)
+        return values
 
     def compute(self, packed: tf.Tensor) -> Computed:
         """Read the variables, read the batch of `Dealt.packed`, and run the forward pass."""
@@ -129,7 +149,7 @@ class WorkerStep:
         read = _now_after(trainable, other, number)
         with tf.control_dependencies([read]):
             pixels, labels, worker = self.batch(packed)
-        done = self.forward(trainable, other, pixels, labels)
+        done = self.forward(trainable, other, pixels, labels, chance_of(packed))
         return Computed(worker, number, tf.shape(labels)[0], done, begun, read)
 
     def batch(self, packed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -281,7 +301,10 @@ class Synchronous:
         """See Updates."""
         indices = dealt.ids
         parts = shares(indices, self.shards)
-        packed = [_as_bytes(dealt._replace(ids=part)) for part in parts]
+        packed = [  # Each part draws numbers of its own.
+            _as_bytes(dealt._replace(ids=part, chance=(dealt.chance + (number << 32)) % 2**64))
+            for number, part in enumerate(parts)
+        ]
         scheduled = [self._coordinator.schedule(self._function, args=(each,)) for each in packed]
         self._coordinator.join()  # Returns when all results have arrived; see wait_until_arrived.
         found = [part.fetch() for part in scheduled]

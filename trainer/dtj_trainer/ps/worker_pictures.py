@@ -39,26 +39,28 @@ class Dealt(NamedTuple):
     """What the chief gives out for a step or a part of it.
 
     ids: the examples to train on. blocks: the blocks that coming steps need, the earliest first. epoch: the epoch of
-    the step, from which augmentation follows. rate: the learning rate of the step.
+    the step, from which augmentation follows. rate: the learning rate of the step. chance: 64 bits from which the
+    network's random numbers follow, such as those of dropout.
     """
 
     ids: np.ndarray
     blocks: np.ndarray
     epoch: int = 0
     rate: float = 0.0
+    chance: int = 0
 
     def packed(self) -> bytes:
-        """Return all as int64 in little-endian order: the bits of the rate, the epoch, the number of blocks, ..."""
-        rate = np.float64(self.rate).view(np.int64)
-        head = np.array([rate, self.epoch, len(self.blocks)], np.int64)
+        """Return all as int64 in little-endian order: the bits of the rate, the epoch, the chance, ..."""
+        rate, chance = np.float64(self.rate).view(np.int64), np.uint64(self.chance).view(np.int64)
+        head = np.array([rate, self.epoch, chance, len(self.blocks)], np.int64)
         return np.concatenate((head, self.blocks, self.ids)).astype("<i8").tobytes()
 
     @classmethod
     def unpacked(cls, numbers: np.ndarray) -> Dealt:
         """Return what was packed to these int64."""
-        rate, epoch, count = numbers[:3]
-        blocks, ids = np.split(numbers[3:], [int(count)])
-        return cls(ids, blocks, int(epoch), float(rate.view(np.float64)))
+        rate, epoch, chance, count = numbers[:4]
+        blocks, ids = np.split(numbers[4:], [int(count)])
+        return cls(ids, blocks, int(epoch), float(rate.view(np.float64)), int(chance.view(np.uint64)))
 
 
 class Facts(NamedTuple):
@@ -178,6 +180,11 @@ def facts(coordinator: Any) -> Facts:
 def rate_of(packed: tf.Tensor) -> tf.Tensor:
     """Return the rate of `Dealt.packed`, float32, in a function of TensorFlow."""
     return tf.cast(tf.bitcast(tf.io.decode_raw(packed, tf.int64)[0], tf.float64), tf.float32)
+
+
+def chance_of(packed: tf.Tensor) -> tf.Tensor:
+    """Return the bits of the chance of `Dealt.packed`, int64, in a function of TensorFlow."""
+    return tf.io.decode_raw(packed, tf.int64)[2]
 
 
 def read_here(packed: tf.Tensor, shape: tuple[int, int, int]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -26,7 +26,7 @@ def clip(weights: Sequence[Tensor], largest: float, ranks: MeshRanks, *, staged:
     square = torch.zeros(1, dtype=torch.float64)
     for each in gradients:
         # A gradient that several ranks have counts once.
-        divided = _dimensions(each) | ({"model"} if staged else set())
+        divided = dimensions_of(each) | ({"model"} if staged else set())
         copies = (1 if "data" in divided else ranks.data_size) * (
             1 if "model" in divided else ranks.model.size()
         )
@@ -37,7 +37,7 @@ def clip(weights: Sequence[Tensor], largest: float, ranks: MeshRanks, *, staged:
         own_part(each).mul_(factor)
 
 
-def _dimensions(tensor: Tensor) -> set[str]:
+def dimensions_of(tensor: Tensor) -> set[str]:
     """Return the dimensions of the mesh over which a tensor is divided."""
     if not isinstance(tensor, DTensor):
         return set()

@@ -14,9 +14,10 @@ from dtj_trainer.torch.c10d_ranks import C10dRanks
 from dtj_trainer.torch.exchange import exchange_as_one
 from dtj_trainer.torch.ranks import GradientAveraging
 from dtj_trainer.train.pieces import groups
+from dtj_trainer.train.protocols import NAMED, RanksDiverged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import torch
     from torch import Tensor, nn
@@ -76,6 +77,22 @@ class MeshRanks(C10dRanks):
         sent = tensor.clone()
         dist.broadcast(sent, group=self.data.get_group(), group_src=0)
         return sent
+
+    def same_on_all(self, digest: str, of_each: Mapping[str, str] | None = None) -> None:
+        """See Ranks. Compares the ranks that have the same part of the network."""
+        found = self.gather((self.model_rank, digest), "weights")
+        first = {part: rank for rank, (part, _) in reversed([*enumerate(found)])}
+        pairs = [(rank, first[part]) for rank, (part, _) in enumerate(found)]
+        unlike = [(rank, other) for rank, other in pairs if found[rank][1] != found[other][1]]
+        if not unlike:
+            return
+        rank, other = unlike[0]
+        weights = self.gather(dict(of_each or {}), "names")
+        names = sorted(dict(weights[rank].items() ^ weights[other].items()))[:NAMED]
+        raise RanksDiverged(
+            f"rank {rank} has other weights of {', '.join(names)} than rank {other}, which has the same part of the "
+            "network, as when a pass changes a weight by itself"
+        )
 
 
 class _FullySharded(GradientAveraging):

@@ -10,6 +10,7 @@ import io
 import logging
 import math
 import sys
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from dtj_trainer.train.export_process import begin_trial
 from dtj_trainer.train.smallest import refused, same_generators, step_totals, tell_unused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from torch import nn
@@ -59,23 +60,70 @@ def try_passes(
     except Exception:
         log.info("the network can't be copied, and is not tried before the training", exc_info=True)
         return
-    entered: list[str] = []
-    for name, module in tried.named_modules():
-        module.register_forward_pre_hook(partial(_enter, entered, name))
-        module.register_forward_hook(partial(_leave, entered))
     tried.train()
-    with same_generators(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with _same_generators(device), _entered(tried) as entered:
         for size in sorted(sizes, reverse=True):
             entered.clear()
             pixels = torch.randint(0, 256, (size, *shape), dtype=torch.uint8, device=device)
             try:
                 _pass(tried, pixels, classes, autocast)
             except Exception as error:
-                layer = entered[-1].removeprefix("network.") if entered else "backward"
-                raise SystemExit(refused(size, layer, error)) from error
+                raise SystemExit(refused(size, _layer(entered), error)) from error
             if size:
                 _tell_unused(tried)
     _check_extra(tried)
+
+
+class PassRefused(Exception):
+    """A rank of a divided network can't make its part of the smallest step. The message is for the user."""
+
+
+def try_step(network: nn.Module, make: Callable[[], None], size: int, device: torch.device) -> None:
+    """Make the passes of a step by `make`, with `size` pictures of this rank, on this rank's part of a network.
+
+    A copy of a network that needs several ranks might have no room. Buffers and generators are as before at the end;
+    what a network counts in Python is not. Raises PassRefused if a pass fails: other ranks may wait for this one, so
+    that the process must not leave them as after a SystemExit.
+    """
+    kept = [
+        (module, name, value, value.clone())
+        for module in network.modules()
+        for name, value in module.named_buffers(recurse=False)
+    ]
+    network.train()
+    with _same_generators(device), _entered(network) as entered:
+        try:
+            make()
+        except Exception as error:
+            raise PassRefused(refused(size, _layer(entered), error)) from error
+    if size:
+        _tell_unused(network)
+    with torch.no_grad():
+        for module, name, value, before in kept:
+            setattr(module, name, value.copy_(before))
+
+
+@contextmanager
+def _same_generators(device: torch.device) -> Iterator[None]:
+    with same_generators(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+
+
+@contextmanager
+def _entered(network: nn.Module) -> Iterator[list[str]]:
+    """Keep the names of the modules that a pass has entered and not left."""
+    entered: list[str] = []
+    hooks = []
+    for name, module in network.named_modules():
+        hooks.append(module.register_forward_pre_hook(partial(_enter, entered, name)))
+        hooks.append(module.register_forward_hook(partial(_leave, entered)))
+    yield entered
+    for hook in hooks:
+        hook.remove()
+
+
+def _layer(entered: list[str]) -> str:
+    return entered[-1].removeprefix("network.") if entered else "backward"
 
 
 def _pass(

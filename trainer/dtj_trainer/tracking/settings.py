@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtj_trainer import contract
-from dtj_trainer.contract.tracker import MLFLOW_RUN, tracking_uri
+from dtj_trainer.contract.tracker import MLFLOW_COMMIT, MLFLOW_RUN, tracking_uri
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class TrackerSettings:
     root: Path
     config_dir: Path
     artifacts_uri: str | None
+    code_digest: str
+    """Empty for a job whose program is in the image."""
+    code_commit: str
+    """Empty for code of an unknown commit."""
 
     @property
     def tags(self) -> dict[str, str]:
@@ -41,6 +45,8 @@ class TrackerSettings:
             "dtj.strategy": self.strategy,
             "dtj.attempt": str(self.attempt),
             "dtj.artifacts": self.artifacts_uri or "",
+            "dtj.code": self.code_digest,
+            MLFLOW_COMMIT: self.code_commit,
         }
         return {name: value for name, value in tags.items() if value}
 
@@ -66,4 +72,6 @@ def read_tracker_settings(environment: Mapping[str, str]) -> TrackerSettings:
         root=Path(environment.get(contract.ENV_ROOT) or contract.ROOT),
         config_dir=Path(environment.get(contract.ENV_CONFIG_DIR) or contract.CONFIG_DIR),
         artifacts_uri=environment.get(contract.ENV_ARTIFACTS_URI) or None,
+        code_digest=environment.get(contract.ENV_CODE_DIGEST, ""),
+        code_commit=environment.get(contract.ENV_CODE_COMMIT, ""),
     )

@@ -126,6 +126,8 @@ class Training(Generic[Data]):
                 self._save()
             if self._stopping:
                 self._leave()
+            if at.step == 1 and self.ranks.rank == 0:
+                self.model.try_export()  # Not before the first step, which its process would delay.
             self._step_times.begin()
 
     def _log_now(self) -> bool:

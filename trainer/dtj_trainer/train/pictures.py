@@ -50,8 +50,6 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
     workers, augment = options.data_workers, options.augment
     batches = picture_batches(train, sharding, model.prepare, workers=workers, augment=augment, seed=seed)
     at, ramp = saver.resume()
-    if at.step == 0 and ranks.rank == 0:
-        model.try_export()
     if at.examples and at.order_ranks:
         sharding.begun(at.epoch, at.order_ranks)
         if train.stock:

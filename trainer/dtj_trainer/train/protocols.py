@@ -17,7 +17,7 @@ Data = TypeVar("Data")
 DataIn = TypeVar("DataIn", contravariant=True)
 
 
-_NAMED = 8
+NAMED = 8
 """The most ranks and weights that a message names."""
 
 
@@ -76,6 +76,10 @@ class Model(Protocol[DataIn]):
         and rank.
         """
 
+    def try_export(self) -> None:
+        """Begin to find out, beside the first steps, whether the trained model can be exported."""
+        return
+
     def settle(self) -> int:
         """Wait until every step that `train` began has ended; return the number of steps that were applied twice."""
         return 0
@@ -109,10 +113,6 @@ class PictureModel(Model[Data], Protocol[Data]):
     def tests_together(self) -> bool:
         """Whether each call of `test` is an exchange of the ranks, which all make, also without pictures."""
         return False
-
-    def try_export(self) -> None:
-        """Begin to find out, beside the first steps, whether the trained model can be exported."""
-        return
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> Data:
         """Convert a batch to the form that `train` takes. Threads call the method ahead of time."""
@@ -171,9 +171,9 @@ class Ranks:
         own = dict(of_each or {})
         first: dict[str, str] = self.broadcast(own)
         different = [name for name in sorted({*own, *first}) if own.get(name) != first.get(name)]
-        names = sorted({name for found in self.gather(different[:_NAMED], "names") for name in found})
-        listed = ", ".join(f"rank {rank}: {digests[rank][:12]}" for rank in [0, *unlike][:_NAMED])
-        which = f" of {', '.join(names[:_NAMED])}, as when a pass changes a weight by itself" if names else ""
+        names = sorted({name for found in self.gather(different[:NAMED], "names") for name in found})
+        listed = ", ".join(f"rank {rank}: {digests[rank][:12]}" for rank in [0, *unlike][:NAMED])
+        which = f" of {', '.join(names[:NAMED])}, as when a pass changes a weight by itself" if names else ""
         raise RanksDiverged(f"the ranks have different weights{which} ({listed})")
 
 

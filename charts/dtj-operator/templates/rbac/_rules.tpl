@@ -81,6 +81,10 @@
 - apiGroups: [dtj.dev]
   resources: [distributedtrainingjobs]
   verbs: [create, update, patch, delete, deletecollection]
+# The archive of `dtj submit FOLDER` is made before its job. patch: the job becomes its owner.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, create, patch, delete]
 {{ include "dtj-operator.viewerRules" . }}
 {{- end }}
 

@@ -1,0 +1,102 @@
+"""What the replicas of a run use of this machine, from /proc."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtj.local.plan import ENV_RUN
+from dtj.local.processes import Stat, marked, running, variable_of
+from dtj.local.runs import Run
+from dtj_trainer.contract import ENV_TERMINATION_LOG
+
+FIRST_SECONDS = 1.0
+"""The time over which the first look measures."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a replica used with all its processes."""
+
+    cores: float
+    """Processors in use, on average since the last look."""
+    memory: int
+    """Bytes. Memory that processes share is divided among them, where the kernel tells."""
+
+
+class RunUsage:
+    """Looks at the processes of a run."""
+
+    def __init__(self, run: Run) -> None:
+        """Look for the first time."""
+        self._run = run
+        self._seconds, self._at = _sums(self._processes()), time.monotonic()
+
+    def look(self) -> dict[str, Used]:
+        """Return the use by replica, `<role>-<index>`, since the last look; none of a replica without a process.
+
+        The call waits until the last look is FIRST_SECONDS ago.
+        """
+        time.sleep(max(self._at + FIRST_SECONDS - time.monotonic(), 0.0))
+        found, at = list(self._processes()), time.monotonic()
+        seconds, memory = _sums(found), Counter[str]()
+        for process, replica in found:
+            memory[replica] += _memory(process.pid)
+        # The seconds fall where a process ended for which no other waited.
+        used = {
+            replica: Used(
+                max(spent - self._seconds.get(replica, 0.0), 0.0) / (at - self._at), memory[replica]
+            )
+            for replica, spent in seconds.items()
+        }
+        self._seconds, self._at = seconds, at
+        return used
+
+    def _processes(self) -> Iterator[tuple[Stat, str]]:
+        """Yield each process with its replica: that of its session, else of its parents."""
+        processes = {each.pid: each for each in running()}
+        replicas = {
+            pid: Path(own).parent.name
+            for pid in marked(ENV_RUN, str(self._run.folder.resolve()))
+            if pid in processes and processes[pid].session == pid
+            if (own := variable_of(pid, ENV_TERMINATION_LOG))
+        }
+        for process in processes.values():
+            at: Stat | None = process
+            while at and at.session not in replicas:
+                at = processes.get(at.parent)
+            if at:
+                yield process, replicas[at.session]
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * _PAGE
+
+
+def _sums(processes: Iterable[tuple[Stat, str]]) -> dict[str, float]:
+    """Return the processor seconds by replica."""
+    seconds = defaultdict[str, float](float)
+    for process, replica in processes:
+        seconds[replica] += process.processor_seconds
+    return seconds
+
+
+def _memory(pid: int) -> int:
+    for line in _text(pid, "smaps_rollup").splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) << 10
+    pages = _text(pid, "statm").split()
+    return int(pages[1]) * _PAGE if pages else 0
+
+
+def _text(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:  # The process has ended, or belongs to another user.
+        return ""
