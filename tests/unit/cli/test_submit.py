@@ -11,6 +11,7 @@ import copy
 import gzip
 import json
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +19,15 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dtj.api.errors import Unusable
+from dtj.api.errors import Unreachable, Unusable
+from dtj.cli.words import Words
 from dtj.client import LogLine, LogQuery
+from dtj.client.code_job import random_name, read_program
 from dtj.client.defaults import read
-from tests.unit.support.fake_client import FakeClient, call
+from tests.unit.support.fake_client import FakeClient, call, job
 from tests.unit.support.jobs import manifest
 
 pytestmark = pytest.mark.usefixtures("client")
@@ -79,6 +84,23 @@ def test_who_stops_to_follow_is_told_that_the_job_goes_on(
     assert result.exit_code == 130
     *_, last = result.stderr.splitlines()
     assert last.startswith("fresh keeps running; `dtj logs fresh -n ml -f` follows it again")
+
+
+def test_output_that_only_the_bucket_has_does_not_hide_the_outcome(
+    client: type[FakeClient], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object, **__: object) -> Iterator[LogLine]:
+        raise Unreachable("no credentials for s3://training/jobs")
+
+    monkeypatch.setattr(client, "logs", unreadable)
+    monkeypatch.setattr(client, "get", lambda *_, **__: job("Succeeded", "fresh"))
+    result = call("submit", file)
+    assert "the output can't be read: no credentials for s3://training/jobs" in result.stderr
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "fresh, Succeeded, attempt 1")
+
+    monkeypatch.setattr(client, "get", lambda *_, **__: job("Running", "fresh"))
+    client.jobs = {}
+    assert getattr(call("submit", file).exception, "exit_code", 0) == 4
 
 
 def test_submit_can_not_follow_for_a_time(client: type[FakeClient], file: Path) -> None:
@@ -331,3 +353,29 @@ def test_the_page_shows_what_is_printed(
 def test_a_run_on_this_machine_has_no_secrets_of_a_cluster(folder: Path) -> None:
     error = call("run", folder, "--env-from", "wandb").exception
     assert str(error) == "--env-from names a Secret of a cluster"
+
+
+WORD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(
+    lambda word: word not in ("--", "--name") and not word.startswith("--name=")
+)
+
+
+@given(before=st.lists(WORD), after=st.none() | st.lists(WORD), named=st.booleans())
+def test_a_printed_line_has_every_word_and_the_new_name(
+    before: list[str], after: list[str] | None, named: bool
+) -> None:
+    old = ["--name", "old"] if named else []
+    words = Words("submit", (*old, *before), None if after is None else tuple(after))
+    rest = [] if after is None else ["--", *after]
+    assert shlex.split(words.line(name="new")) == ["dtj", "submit", *before, "--name", "new", *rest]
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [("train.py", "train"), ("Train_MNIST.v2.py", "train-mnist-v2"), ("01.py", "job-01"), ("ü.py", "job"),
+     (f"{'a' * 60}.py", "a" * 40)],
+)  # fmt: skip
+def test_the_script_gives_the_job_its_name(tmp_path: Path, script: str, name: str) -> None:
+    (tmp_path / script).write_text("import horovod")
+    assert read_program(tmp_path / script).name == name
+    assert re.fullmatch(rf"{name}-[b-z2-9]{{5}}", random_name(name))
