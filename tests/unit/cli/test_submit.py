@@ -11,7 +11,6 @@ import copy
 import gzip
 import json
 import re
-import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +18,9 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dtj.api.errors import Unreachable, Unusable
-from dtj.cli.words import Words
 from dtj.client import LogLine, LogQuery
-from dtj.client.code_job import random_name, read_program
 from dtj.client.defaults import read
 from tests.unit.support.fake_client import FakeClient, call, job
 from tests.unit.support.jobs import manifest
@@ -353,29 +348,3 @@ def test_the_page_shows_what_is_printed(
 def test_a_run_on_this_machine_has_no_secrets_of_a_cluster(folder: Path) -> None:
     error = call("run", folder, "--env-from", "wandb").exception
     assert str(error) == "--env-from names a Secret of a cluster"
-
-
-WORD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(
-    lambda word: word not in ("--", "--name") and not word.startswith("--name=")
-)
-
-
-@given(before=st.lists(WORD), after=st.none() | st.lists(WORD), named=st.booleans())
-def test_a_printed_line_has_every_word_and_the_new_name(
-    before: list[str], after: list[str] | None, named: bool
-) -> None:
-    old = ["--name", "old"] if named else []
-    words = Words("submit", (*old, *before), None if after is None else tuple(after))
-    rest = [] if after is None else ["--", *after]
-    assert shlex.split(words.line(name="new")) == ["dtj", "submit", *before, "--name", "new", *rest]
-
-
-@pytest.mark.parametrize(
-    ("script", "name"),
-    [("train.py", "train"), ("Train_MNIST.v2.py", "train-mnist-v2"), ("01.py", "job-01"), ("ü.py", "job"),
-     (f"{'a' * 60}.py", "a" * 40)],
-)  # fmt: skip
-def test_the_script_gives_the_job_its_name(tmp_path: Path, script: str, name: str) -> None:
-    (tmp_path / script).write_text("import horovod")
-    assert read_program(tmp_path / script).name == name
-    assert re.fullmatch(rf"{name}-[b-z2-9]{{5}}", random_name(name))
