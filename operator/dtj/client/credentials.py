@@ -55,13 +55,13 @@ async def environment_of(
             )
     if not own_may_go_there:
         raise Unreachable(
-            f"no credentials for {job.artifacts_uri} at {store.endpoint}: {refusal}, and your own credentials go "
-            "only to an endpoint that you name",
+            f"no credentials for {job.artifacts_uri or store.uri} at {store.endpoint}: {refusal}, and your own "
+            "credentials go only to an endpoint that you name",
             f"set AWS_ENDPOINT_URL_S3 or --endpoint, to {store.endpoint} if you trust it with your credentials",
         )
     if not _sdk_has_credentials():
         raise Unreachable(
-            f"no credentials for {job.artifacts_uri}: {refusal}",
+            f"no credentials for {job.artifacts_uri or store.uri}: {refusal}",
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
         )
     return job_settings(job.spec) | user

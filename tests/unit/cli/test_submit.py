@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj.api.errors import Unusable
+from dtj.api.errors import Unreachable, Unusable
 from dtj.client import LogLine, LogQuery
 from dtj.client.defaults import read
-from tests.unit.support.fake_client import FakeClient, call
+from tests.unit.support.fake_client import FakeClient, call, job
 from tests.unit.support.jobs import manifest
 
 pytestmark = pytest.mark.usefixtures("client")
@@ -79,6 +79,23 @@ def test_who_stops_to_follow_is_told_that_the_job_goes_on(
     assert result.exit_code == 130
     *_, last = result.stderr.splitlines()
     assert last.startswith("fresh keeps running; `dtj logs fresh -n ml -f` follows it again")
+
+
+def test_output_that_only_the_bucket_has_does_not_hide_the_outcome(
+    client: type[FakeClient], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object, **__: object) -> Iterator[LogLine]:
+        raise Unreachable("no credentials for s3://training/jobs")
+
+    monkeypatch.setattr(client, "logs", unreadable)
+    monkeypatch.setattr(client, "get", lambda *_, **__: job("Succeeded", "fresh"))
+    result = call("submit", file)
+    assert "the output can't be read: no credentials for s3://training/jobs" in result.stderr
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "fresh, Succeeded, attempt 1")
+
+    monkeypatch.setattr(client, "get", lambda *_, **__: job("Running", "fresh"))
+    client.jobs = {}
+    assert getattr(call("submit", file).exception, "exit_code", 0) == 4
 
 
 def test_submit_can_not_follow_for_a_time(client: type[FakeClient], file: Path) -> None:
