@@ -19,8 +19,9 @@ TRAINING = {
     "chaos": set(),
     "cluster": {"test_docs", "test_horovod", "test_own_script", "test_tfjob_script"},
 }
-# Their tests wait most of the time, and share nothing.
-APART = {"test_faults", "test_run_policy", "test_stalled_run"}
+# Their tests share nothing, and wait most of the time. Those of test_histories compute, in `make test-histories` for
+# minutes each.
+APART = {"test_faults", "test_histories", "test_run_policy", "test_stalled_run"}
 # Begun late, these would still run when all others are through.
 LONG = APART | {
     "test_bad_jobs",
