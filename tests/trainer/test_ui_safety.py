@@ -170,6 +170,12 @@ def test_a_user_without_rights_sees_and_does_nothing(ui: Ui) -> None:
     assert json.dumps(ui.cluster.jobs, default=str) == before
 
 
+@pytest.mark.bound(
+    "dtj ui",
+    "A program on the same machine",
+    "The head of a request",
+    "Less than 128 KiB; then the connection is closed",
+)
 @pytest.mark.parametrize("begin", [b"GET / HTTP/1.1\r\nHost: x\r\nX: ", b"GET /"], ids=["header", "address"])
 def test_a_head_without_an_end_closes_the_connection(ui: Ui, begin: bytes) -> None:
     """Also without the token, so that no program on the machine fills the memory."""
@@ -244,6 +250,12 @@ def test_rows_of_any_size_and_depth_leave_the_others_readable(ui: Ui, files: Sto
     assert curves["leftOut"] == 4
 
 
+@pytest.mark.bound(
+    "dtj ui",
+    "Who may write to the bucket",
+    "Bytes of metrics.jsonl that are read",
+    "16 MiB from its end; lines of 64 KiB",
+)
 def test_of_a_large_metrics_file_the_end_is_read(ui: Ui, files: Store) -> None:
     filler = b"x" * 60_000
     begin = [row(1, loss=3)] + [filler] * (metrics_of_jobs.MOST_BYTES // len(filler) + 2)
@@ -255,6 +267,12 @@ def test_of_a_large_metrics_file_the_end_is_read(ui: Ui, files: Store) -> None:
     assert "are read here" in ui(f"{JOB}/page.html").body.decode()
 
 
+@pytest.mark.bound(
+    "dtj ui",
+    "A program, by what it prints",
+    "Lines of output on the page",
+    "4,000 characters each, of the last 8 MiB",
+)
 def test_of_a_long_line_of_output_the_begin_is_shown(ui: Ui, files: Store) -> None:
     files.put_bytes("logs/attempt-1/launcher-0.log", b"first\n" + b"x" * (17 << 20) + b"\nlast\n")
     lines = [text for _, text, _ in ui(f"{JOB}/logs").json["lines"]]

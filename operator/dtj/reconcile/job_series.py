@@ -21,6 +21,8 @@ _Whose = tuple[str, str]
 """The namespace and the strategy of a job."""
 _WHOSE = ("job_namespace", "strategy")
 _JOB = ("job_namespace", "job_name", "strategy")
+MOST_WITHOUT_JOBS = 1_000
+"""The pairs of a namespace and a strategy whose counters stay although they have no job. Namespaces come and go."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +35,31 @@ class _Tracked:
 class JobSeries(Collector):
     """Keeps the figures of jobs by key. Prometheus scrapes from another thread."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """clock: returns seconds of a monotonic clock."""
+    def __init__(
+        self, clock: Callable[[], float], ended: Callable[[str, str], None] = lambda *_: None
+    ) -> None:
+        """clock: returns seconds of a monotonic clock.
+        ended: called with a namespace and a strategy whose counters end here.
+        """
         self._clock = clock
+        self._ended = ended
         self._lock = threading.Lock()
         self._jobs: dict[Key, _Tracked] = {}
         # Seconds for which jobs held accelerators, and for which these were idle, up to `since` of each job.
         self._held: dict[_Whose, float] = {}
         self._idle: dict[_Whose, float] = {}
+        self._number: Counter[_Whose] = Counter()
+        self._without_jobs: dict[_Whose, None] = {}
+        """Those that have had jobs, the newest last."""
 
     def keep(self, key: Key, figures: JobFigures) -> bool:
         """Replace the figures of a job. Return whether the job is the first of its namespace and strategy."""
         whose = figures.namespace, figures.strategy
         with self._lock:
-            self._settle(key)
+            self._take_out(key)
             self._jobs[key] = _Tracked(figures, self._clock())
+            self._number[whose] += 1
+            self._without_jobs.pop(whose, None)
             if whose in self._held:
                 return False
             self._held[whose] = self._idle[whose] = 0.0
@@ -56,8 +68,25 @@ class JobSeries(Collector):
     def forget(self, key: Key) -> None:
         """Drop a job that was deleted, or that another controller carries out."""
         with self._lock:
-            self._settle(key)
-            self._jobs.pop(key, None)
+            whose = self._take_out(key)
+            if whose is None or self._number[whose]:
+                return
+            self._without_jobs[whose] = None
+            if len(self._without_jobs) > MOST_WITHOUT_JOBS:
+                oldest = next(iter(self._without_jobs))
+                del self._without_jobs[oldest], self._held[oldest], self._idle[oldest]
+                self._ended(*oldest)
+
+    def _take_out(self, key: Key) -> _Whose | None:
+        self._settle(key)
+        tracked = self._jobs.pop(key, None)
+        if tracked is None:
+            return None
+        whose = tracked.figures.namespace, tracked.figures.strategy
+        self._number[whose] -= 1
+        if not self._number[whose]:
+            del self._number[whose]
+        return whose
 
     def _settle(self, key: Key) -> None:
         """Add the accelerator seconds of a job up to now."""

@@ -71,7 +71,7 @@ class Metrics:
         clock: returns seconds of a monotonic clock, by which the metrics count how long jobs hold GPUs.
         """
         self.registry = to = registry or CollectorRegistry()
-        self.jobs = JobSeries(clock)
+        self.jobs = JobSeries(clock, self._end)
         to.register(self.jobs)
         whose = ["job_namespace", "strategy"]
         self._finished = Counter(
@@ -150,6 +150,11 @@ class Metrics:
             ["verb", "kind", "code"],
             registry=to,
         )
+
+    def _end(self, namespace: str, strategy: str) -> None:
+        """Drop the counters of a namespace and a strategy."""
+        for counter in (self._finished, self._restarts, self._failures):
+            counter.remove_by_labels({"job_namespace": namespace, "strategy": strategy})
 
     def answered(self, verb: str, kind: str, code: int) -> None:
         """Count a request. code: the HTTP status; 0 when no answer came."""

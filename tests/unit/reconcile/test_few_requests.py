@@ -19,11 +19,15 @@ from dtj.api.identity import KIND, LABEL_INDEX, LABEL_RECORD
 from dtj.api.job import Manifest
 from dtj.api.status import ProgressStatus
 from dtj.cluster.port import ApiError
+from dtj.reconcile.boot_clock import Clock
+from dtj.reconcile.event_recorder import EventRecorder
 from dtj.reconcile.record import MOST_LOST
 from dtj.reconcile.retry import pause
+from dtj.status.events import Happening
 from dtj.status.progress_report import Report
 from tests.unit.support import modern
 from tests.unit.support.fake_cluster import name_of
+from tests.unit.support.jobs import job
 from tests.unit.support.kubelet import succeed_after_two_steps
 from tests.unit.support.programs import fails
 from tests.unit.support.world import KEY, World
@@ -362,3 +366,16 @@ def test_pauses_grow_and_differ() -> None:
         elapsed = list(itertools.accumulate(pause(failed, str(uid)) for failed in range(1, 40)))
         tries.append(1 + sum(each < 3600 for each in elapsed))
     assert max(tries) == 13
+
+
+@pytest.mark.bound(
+    "operator", "A program, by what it reports", "Events of a job", "25, and one more every 5 minutes"
+)
+async def test_states_that_change_without_end_make_few_events() -> None:
+    world = World()
+    recorder = EventRecorder(Clock(lambda: world.cluster.now, world.elapsed))
+    for seconds in range(3600):
+        recorder.record(job(), Happening("Warning", "Bottleneck", f"state {seconds}"))
+        await recorder.flush(world.cluster)
+        world.cluster.now += timedelta(seconds=1)
+    assert len(world.cluster.of_kind("Event")) == 25 + 3600 // 300 - 1

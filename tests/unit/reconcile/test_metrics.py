@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dtj.api.status import Phase
-from dtj.reconcile.metrics import event_loop_lag, process_registry
+from dtj.api.status import JobStatus, Phase
+from dtj.reconcile import job_series
+from dtj.reconcile.metrics import Metrics, event_loop_lag, process_registry
+from dtj.status.observed import Observed
 from dtj.status.times import read_time
-from tests.unit.support.jobs import manifest
+from tests.unit.support.jobs import job, manifest
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.measured import GPUS, MeasuredWorld, endless, trained
 from tests.unit.support.world import KEY
@@ -364,6 +367,38 @@ async def test_how_many_series_there_are_depends_on_the_jobs_that_are_there_not_
 
     assert series() == before
     assert world.value("dtj_jobs", phase=Phase.SUCCEEDED) == 1.0
+
+
+@pytest.mark.bound(
+    "operator",
+    "Who may create namespaces and jobs in them",
+    "Series of namespaces without jobs",
+    "Those of the 1,000 that had jobs last",
+)
+def test_the_series_of_namespaces_whose_jobs_went_long_ago_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_series, "MOST_WITHOUT_JOBS", 5)
+    metrics = Metrics(clock=lambda: 0.0)
+
+    def see(namespace: str) -> None:
+        metrics.see((namespace, "a"), replace(job("a"), namespace=namespace), JobStatus(), Observed())
+
+    def namespaces() -> set[str]:
+        samples = (sample for family in metrics.registry.collect() for sample in family.samples)
+        return {sample.labels["job_namespace"] for sample in samples if "job_namespace" in sample.labels}
+
+    see("stays")
+    for number in range(20):
+        see(f"n{number}")
+        see(f"n{number}")
+        metrics.jobs.forget((f"n{number}", "a"))
+        metrics.jobs.forget((f"n{number}", "a"))
+    assert namespaces() == {"stays", *(f"n{number}" for number in range(15, 20))}
+    see("n0")
+    see("n17")
+    for number in range(20, 25):
+        see(f"n{number}")
+        metrics.jobs.forget((f"n{number}", "a"))
+    assert namespaces() == {"stays", "n0", "n17", *(f"n{number}" for number in range(20, 25))}
 
 
 if __name__ == "__main__":
