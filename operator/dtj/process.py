@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 from dtj.admission.service import admission
-from dtj.api.identity import API_VERSION
+from dtj.api.crd import fields_lacking
+from dtj.api.identity import API_VERSION, KIND
 from dtj.cluster.api import KubernetesApi, connect
 from dtj.cluster.port import ApiError
 from dtj.cluster.server_clock import ServerClock
@@ -32,6 +33,7 @@ from dtj.reconcile.metrics_server import serve_metrics
 
 _log = logging.getLogger(__name__)
 _CRD_SECONDS = 3.0
+_SHOWN_FIELDS = 5
 # A leader whose event loop has not moved for longer serves no job. Its Lease must go to another process.
 _STANDSTILL_SECONDS = 30.0
 
@@ -103,6 +105,7 @@ async def _turn(elector: LeaseThread | None) -> None:
         while (obstacle := await _what_lacks(cluster)) is not None:
             _log.warning("%s", obstacle)
             await asyncio.sleep(_CRD_SECONDS)
+        await _warn_of_old_crd(cluster)
     finally:
         await cluster.close()
     if elector:
@@ -119,6 +122,23 @@ async def _what_lacks(cluster: KubernetesApi) -> str | None:
             raise
         return f"the API server does not answer: {error.message}"
     return f"the cluster does not know {API_VERSION} yet: kubectl apply -k manifests/crd"
+
+
+async def _warn_of_old_crd(cluster: KubernetesApi) -> None:
+    """Say which fields the API server drops because its CRD is of an earlier dtj. The operator works without them."""
+    try:
+        published = await cluster.schema(API_VERSION, KIND)
+    except ApiError as error:
+        _log.info("the schema of the CRD is unknown: %s", error.message)
+        return
+    if published is not None and (dropped := fields_lacking(published)):
+        more = f" and {len(dropped) - _SHOWN_FIELDS} more" if len(dropped) > _SHOWN_FIELDS else ""
+        _log.warning(
+            "the CRD of the cluster is older than this operator, and the API server drops %s%s: upgrade the CRD, by"
+            " `dtj crd | kubectl apply --server-side -f -` or by Helm with crds.install",
+            ", ".join(dropped[:_SHOWN_FIELDS]),
+            more,
+        )
 
 
 async def _work(

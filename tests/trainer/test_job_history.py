@@ -213,10 +213,10 @@ def test_two_attempts_leave_one_history(conditions: str) -> None:
 
 
 def test_a_success_says_what_the_operator_says_of_it() -> None:
-    told = replace(HISTORY, workers=2, deciders="all 2 workers", start="2026-11-25T09:59:00Z")
+    told = replace(HISTORY, workers=2, gpus=16, deciders="all 2 workers", start="2026-11-25T09:59:00Z")
     kept = {"artifacts": {"uri": "s3://b/p", "model": "s3://b/p/model"}}
     record = success_record(told, "worker-0", 2, "2026-11-25T10:00:00Z", "2026-11-25T11:00:00.5Z", kept)
-    assert record["workers"] == 2
+    assert (record["workers"], record["status"]["gpus"]) == (2, 16)
     assert record["status"]["startTime"] == "2026-11-25T09:59:00Z"
     assert [(each["type"], each["message"]) for each in record["status"]["conditions"]] == [
         ("Succeeded", "all 2 workers ended with exit code 0"),
@@ -227,6 +227,7 @@ def test_a_success_says_what_the_operator_says_of_it() -> None:
     assert said == f"mnist-launcher-0 ended with exit code 0; {NOTHING_KEPT}"
     assert NOTHING_KEPT.endswith(f" {contract.ROOT}")
     assert "workers" not in bare
+    assert "gpus" not in bare["status"]
 
 
 @pytest.mark.parametrize(("phase", "stays"), [("Suspended", False), ("Failed", True)])

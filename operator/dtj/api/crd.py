@@ -5,7 +5,9 @@ Rules of a structural schema: https://kubernetes.io/docs/tasks/extend-kubernetes
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from enum import Enum
+from typing import Any
 
 from dtj.api import immutable
 from dtj.api.base import ApiModel, model_of
@@ -81,6 +83,29 @@ def custom_resource_definition() -> Manifest:
             ],
         },
     }
+
+
+def fields_lacking(published: Mapping[str, Any]) -> list[str]:
+    """Return the fields of spec and status that a schema of the API server does not have, and so drops.
+
+    published: the schema of the kind, of another version of dtj perhaps.
+    """
+    own = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    parts = ("spec", "status")
+    return [name for part in parts for name in _lacking(own, published, part, part)]
+
+
+def _lacking(own: Mapping[str, Any], published: Mapping[str, Any], name: str, path: str) -> Iterator[str]:
+    ours, theirs = own["properties"][name], (published.get("properties") or {}).get(name)
+    if theirs is None:
+        yield path
+        return
+    while "items" in ours and "items" in theirs:
+        ours, theirs = ours["items"], theirs["items"]
+    # A server may publish a part by reference, or keep whatever is there.
+    if "properties" in theirs:
+        for inner in ours.get("properties", {}):
+            yield from _lacking(ours, theirs, inner, f"{path}.{inner}")
 
 
 def _root() -> Manifest:

@@ -12,7 +12,7 @@ from rich.text import Text
 from dtj.api.identity import KIND, SHORT_NAME
 from dtj.api.status import JobStatus, Phase
 from dtj.cli.durations import brief
-from dtj.cli.progress import UNKNOWN, figures, rate
+from dtj.cli.progress import UNKNOWN, figures, rate_cell
 from dtj.cli.tables import columns
 from dtj.status.state import shown_state
 from dtj.status.times import seconds_since
@@ -53,7 +53,7 @@ def figure_cells(status: JobStatus) -> list[str]:
     """Return the cells of PROGRESS, EX/S and GPUS."""
     return [
         figures(status).get("percent", UNKNOWN),
-        rate(status.progress.examples_per_second if status.progress else None),
+        rate_cell(status.progress) if status.progress else UNKNOWN,
         UNKNOWN if status.gpus is None else str(status.gpus),
     ]
 

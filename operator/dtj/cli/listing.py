@@ -81,9 +81,9 @@ def list_jobs(
     """List jobs with their state, progress, rate and GPUs.
 
     STATE is the phase, or in its place what a person must know, such as Stalled; `-o wide` says why. PROGRESS is the
-    share of the steps that are done. EX/S is examples per second of all ranks together. GPUS counts the accelerators
-    that the job asks for. With `--past`, the jobs are those of the history in the bucket, newest first, of all
-    namespaces without `-n`.
+    share of the steps that are done. EX/S is examples per second of all ranks together, or steps with their unit if
+    nobody knows how many examples a step has. GPUS counts the accelerators that the job asks for. With `--past`, the
+    jobs are those of the history in the bucket, newest first, of all namespaces without `-n`.
 
     ```
     dtj list -A

@@ -49,6 +49,20 @@ class KubernetesApi(RestClient):
             raise
         return True
 
+    async def schema(self, api_version: str, kind: str) -> Manifest | None:
+        """Return the schema of a kind as the API server publishes it.
+
+        None where the server does not publish it: Kubernetes before 1.24, and a server that hides it from this user.
+        """
+        try:
+            document = await self._request("GET", f"/openapi/v3/apis/{api_version}", "OpenAPI")
+        except ApiError as error:
+            if error.status in (403, 404):
+                return None
+            raise
+        schemas: Manifest = (document.get("components") or {}).get("schemas") or {}
+        return next((schema for name, schema in schemas.items() if name.endswith(f".{kind}")), None)
+
     async def serves_kind(self, api_version: str, plural: str) -> bool:
         try:
             group = await self._request("GET", f"/apis/{api_version}", "APIResourceList")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+from dtj.api.accelerators import gpus_of
 from dtj.api.git_annotations import git_state_of
 from dtj.api.job import Job, written
 from dtj.api.names import pod_name, together
@@ -16,6 +17,7 @@ def history_of(job: Job) -> contract.History | None:
     """Return what the history of a job needs; None for a job that keeps no artifacts or is not stored yet."""
     if job.artifacts_uri is None or job.created is None:
         return None
+    roles = job.spec.replica_specs.given()
     return contract.History(
         namespace=job.namespace,
         name=job.name,
@@ -26,6 +28,7 @@ def history_of(job: Job) -> contract.History | None:
         world=_world(job),
         restarts=job.status.restarts.model_dump(by_alias=True, exclude_none=True),
         workers=worker.replicas if (worker := job.spec.replica_specs.worker) else None,
+        gpus=gpus_of(job.spec, {role: range(given.replicas) for role, given in roles.items()}),
         deciders=_deciders(job),
         start=job.status.start_time,
         code=_code(job),

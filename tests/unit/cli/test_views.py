@@ -126,11 +126,13 @@ def test_ages_are_told_in_two_units(seconds: float, text: str) -> None:
 
 
 def test_a_list_has_a_line_for_each_job() -> None:
-    jobs = [job(RUNNING), job()]
+    steps = {**RUNNING, "progress": {"step": 7, "stepsPerSecond": 9.917}}
+    jobs = [job(RUNNING), job(steps), job()]
     assert rendered(job_table(jobs, at(90))) == [
-        "NAME    STATE     PROGRESS    EX/S   GPUS   AGE",
-        "mnist   Running      48.2%   4,689      -   90s",
-        "mnist   -                -       -      -   90s",
+        "NAME    STATE     PROGRESS           EX/S   GPUS   AGE",
+        "mnist   Running      48.2%          4,689      -   90s",
+        "mnist   Running          -   9.917 step/s      -   90s",
+        "mnist   -                -              -      -   90s",
     ]
 
 

@@ -72,19 +72,22 @@ def test_the_pods_that_write_the_history_are_told(strategy: str, world: int, tol
 
 
 @pytest.mark.parametrize(
-    ("strategy", "workers", "deciders"),
+    ("strategy", "workers", "gpus", "deciders"),
     [
-        ("Horovod", 2, "mnist-launcher-0"),
-        ("TorchDistributed", 3, "all 3 workers"),
-        ("ParameterServer", 2, "mnist-chief-0"),
+        ("Horovod", 2, 4, "mnist-launcher-0"),
+        ("TorchDistributed", 3, 6, "all 3 workers"),
+        ("ParameterServer", 2, None, "mnist-chief-0"),
     ],
 )
-def test_a_pod_is_told_what_the_status_says_of_a_success(strategy: str, workers: int, deciders: str) -> None:
+def test_a_pod_is_told_what_the_status_says_of_a_success(
+    strategy: str, workers: int, gpus: int | None, deciders: str
+) -> None:
     begun = job(strategy)
     later = begun.status.model_copy(update={"attempt": 2, "start_time": TIME})
     found = history_of(replace(begun, status=later))
     assert found is not None
-    assert (found.workers, found.deciders, found.start) == (workers, deciders, TIME)
+    assert (found.workers, found.gpus) == (workers, gpus)
+    assert (found.deciders, found.start) == (deciders, TIME)
 
 
 def test_no_history_without_artifacts_or_before_the_job_is_stored() -> None:

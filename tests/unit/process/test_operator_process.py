@@ -2,7 +2,7 @@
 
 * two replicas: takeover after a kill, a normal end, a freeze
 * a leader that cannot renew its Lease, and a pass that blocks the event loop
-* the CRD that is missing at first
+* the CRD that is missing at first, or older than the operator
 * one replica without a Lease
 * jobs nested too deeply, clocks that differ, namespaces
 * flags, tolerations and the role of the Lease
@@ -26,6 +26,7 @@ import pytest
 import yaml
 from aiohttp import web
 
+from dtj.api.crd import custom_resource_definition
 from dtj.api.identity import KIND, PLURAL
 from dtj.cluster.api import KubernetesApi
 from dtj.cluster.kubernetes_client import client
@@ -320,7 +321,13 @@ async def test_an_api_server_without_an_answer_is_not_taken_for_one_without_the_
         assert told in said
 
 
-async def test_one_that_runs_by_hand_needs_no_lease(api: HttpCluster, start: Start) -> None:
+async def test_one_that_runs_by_hand_needs_no_lease_and_tells_of_an_old_crd(
+    api: HttpCluster, start: Start
+) -> None:
+    api.published = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    del api.published["properties"]["spec"]["properties"]["code"]
+    progress = api.published["properties"]["status"]["properties"]["progress"]["properties"]
+    del progress["stepsPerSecond"]
     operator = await start("first")
     apply(api, "one")
     await until(lambda: pods(api, "one"))
@@ -330,6 +337,7 @@ async def test_one_that_runs_by_hand_needs_no_lease(api: HttpCluster, start: Sta
     assert api.user_agents == {f"dtj-operator/{version()}"}, "of its requests and of kopf's"
     code, said = await operator.end(signal.SIGINT)
     assert (code, "Traceback" in said) == (0, False), said
+    assert "the API server drops spec.code, status.progress.stepsPerSecond: upgrade the CRD" in said
 
 
 async def test_a_job_that_is_nested_without_end_hides_no_other(api: HttpCluster, start: Start) -> None:

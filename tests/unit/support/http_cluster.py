@@ -83,6 +83,8 @@ class HttpCluster:
         """The version that lists show, except lists of one job's objects; None: the newest."""
         self.installed = True
         """Whether the API server knows the resource DistributedTrainingJob."""
+        self.published: Manifest | None = None
+        """The schema of the resource that the server publishes; None: it publishes none."""
         self.ahead = timedelta()
         """How far the server's clock is ahead of this machine's."""
         self.texts: dict[str, str] = {}
@@ -164,6 +166,7 @@ class HttpCluster:
         app.on_response_prepare.append(self._date)
         for path in DISCOVERY:
             app.router.add_get(path, self._discover)
+        app.router.add_get(f"/openapi/v3/apis/{API_VERSION}", self._publish)
         app.router.add_get("/api/v1/namespaces/{namespace}/pods/{name}/log", self.logs.serve)
         for root, kinds in RESOURCES.items():
             everywhere = f"{root}/{{plural:{'|'.join(kinds)}}}"
@@ -218,6 +221,13 @@ class HttpCluster:
 
     async def _discover(self, request: web.Request) -> web.Response:
         return web.json_response(discovered(request.path, installed=self.installed))
+
+    async def _publish(self, request: web.Request) -> web.Response:
+        del request
+        if self.published is None:
+            return web.Response(status=404, text="404 page not found\n")
+        name = "dev.dtj.v1alpha1.DistributedTrainingJob"
+        return web.json_response({"openapi": "3.0.0", "components": {"schemas": {name: self.published}}})
 
     # --- collections -------------------------------------------------------------------------------------
 

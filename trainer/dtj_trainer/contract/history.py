@@ -161,6 +161,8 @@ class History:
     """`status.restarts` at the begin of the attempt."""
     workers: int | None = None
     """The number of workers; None for a job without workers."""
+    gpus: int | None = None
+    """`status.gpus`: the accelerators that the job asks for; None for none."""
     deciders: str | None = None
     """The pods whose success is the job's success, in words; None: the pod that records it."""
     start: str | None = None
@@ -193,7 +195,7 @@ class History:
         if not isinstance(content, dict):
             raise ValueError("not a JSON object")
         texts = dict[str, str]()
-        for name in _FIELDS.keys() - {"world", "restarts", "workers", "code"}:
+        for name in _FIELDS.keys() - {"world", "restarts", "workers", "gpus", "code"}:
             value = content.get(_FIELDS[name])
             if value is None and name in _OPTIONAL:
                 continue
@@ -201,7 +203,9 @@ class History:
                 raise ValueError(f"{_FIELDS[name]} must be a string, not {json.dumps(value)}")
             texts[name] = value
         world, restarts = _whole(content, "world"), content.get("restarts") or {}
-        workers = None if content.get("workers") is None else _whole(content, "workers")
+        workers, gpus = (
+            None if content.get(name) is None else _whole(content, name) for name in ("workers", "gpus")
+        )
         if not isinstance(restarts, dict) or not all(type(count) is int for count in restarts.values()):
             raise ValueError(f"restarts must be an object of whole numbers, not {json.dumps(restarts)}")
         code = content.get("code")
@@ -214,7 +218,12 @@ class History:
         if zone is None:
             raise ValueError(f"created must be a time with a zone, not {json.dumps(content['created'])}")
         return cls(
-            world=world, workers=workers, restarts=restarts, code=cast("CodeRecord | None", code), **texts
+            world=world,
+            workers=workers,
+            gpus=gpus,
+            restarts=restarts,
+            code=cast("CodeRecord | None", code),
+            **texts,
         )
 
 
@@ -228,6 +237,7 @@ _FIELDS = {
     "world": "world",
     "restarts": "restarts",
     "workers": "workers",
+    "gpus": "gpus",
     "deciders": "deciders",
     "start": "start",
     "code": "code",
@@ -320,6 +330,8 @@ def success_record(
         "restarts": dict(history.restarts),
         "completionTime": ended,
     }
+    if history.gpus is not None:
+        status["gpus"] = history.gpus
     if (start := history.start or begun) is not None:
         status["startTime"] = _in_seconds(start)
     status |= {name: report[name] for name in ("progress", "artifacts") if report.get(name)}
