@@ -41,7 +41,8 @@ def test_a_job_waits_for_mpi_operator_and_is_trained_by_it(
     program = Path(stub_training.__file__).read_text()
     files = {"train.py": program.replace("import argparse", "import argparse, beside", 1), "beside.py": ""}
     code = {**stored_code(namespace, "training", files, tmp_path), "entrypoint": "train.py"}
-    handed = stub("handed", stub_training.NAME, **{"command": [], "code": code, **HANDED_OVER})
+    handed = stub("handed", stub_training.NAME, **HANDED_OVER)
+    handed["spec"] |= {"command": [], "code": code}
     handed["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research", "team": "vision"}
     job = namespace.apply(handed)
     until("the job to say what is missing", lambda: waits(job), 30)

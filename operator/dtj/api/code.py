@@ -34,12 +34,12 @@ class Code(ApiModel):
 
 
 def config_maps_of(job: Mapping[str, Any]) -> list[str]:
-    """Return the ConfigMaps that the manifest of a job, which may have any form, names in `spec.code`."""
+    """Return the ConfigMaps that the manifest of a job, which may have any form, names in `spec.code`: each once."""
     spec = job.get("spec")
     code = spec.get("code") if isinstance(spec, dict) else None
     parts = (code, code.get("packages")) if isinstance(code, dict) else ()
     names = (part.get("configMap") for part in parts if isinstance(part, dict))
-    return [name for name in names if isinstance(name, str)]
+    return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 
 
 def code_faults(job: Job) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dtj.api.code import config_maps_of
 from dtj.client import (
     Artifacts,
     AsyncClient,
@@ -139,3 +140,19 @@ def test_the_archive_of_a_uri_has_the_credentials_of_the_job(
         ("s3://bucket/_code", "1.tar.gz", {"AWS_REGION": "x"}),
         ("s3://bucket/jobs/ml/mnist-1", "code.tar.gz", {"AWS_REGION": "x"}),
     ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        ({"code": {"configMap": "a", "packages": {"configMap": "a"}}}, ["a"]),
+        ({"code": {"configMap": "a", "packages": {"configMap": "b"}}}, ["a", "b"]),
+        ({"code": {"uri": "s3://b/c", "packages": "x"}}, []),
+        ({"code": {"configMap": 1}}, []),
+        ({"code": [1]}, []),
+        ({}, []),
+        (None, []),
+    ],
+)
+def test_each_config_map_of_a_job_of_any_form_is_named_once(spec: Any, names: list[str]) -> None:
+    assert config_maps_of({"spec": spec}) == names

@@ -29,8 +29,8 @@ from dtj.api.errors import DtjError, Unusable
 from dtj.api.job import Manifest
 from dtj.api.job_file import read_job_file
 from dtj.cli.main import app
-from dtj.cli.run import _resume_command
 from dtj.cli.run_view import RunView
+from dtj.cli.words import Words
 from dtj.local import full_disk, machine, output_file, runner, store_keeper
 from dtj.local.output import _Tail, follow_outputs
 from dtj.local.pod import LocalPod
@@ -322,7 +322,8 @@ async def test_the_output_of_fast_programs_is_shown_without_delay(
 
 
 def test_the_command_to_resume_is_one_that_a_shell_takes() -> None:
-    assert _resume_command(Path("job ü.yaml"), "a") == "dtj run 'job ü.yaml' --name a --resume"
+    words = Words("run", ("job ü.yaml", "--name", "a"), None)
+    assert words.line(flag="--resume") == "dtj run 'job ü.yaml' --name a --resume"
 
 
 def test_sockets_of_a_server_that_has_ended_are_removed(
