@@ -37,7 +37,8 @@ def jobs(namespace: Namespace, tmp_path: Path) -> dict[str, Job]:
 
     def job(name: str) -> Manifest:
         code = {"configMap": "programs", "digest": packed.digest, "entrypoint": f"{name}.py"}
-        manifest = example(name.replace("_", "-"), TORCH_EXAMPLE, command=[], args=[], code=code)
+        manifest = example(name.replace("_", "-"), TORCH_EXAMPLE)
+        manifest["spec"] |= {"command": [], "args": [], "code": code}
         manifest["spec"]["replicaSpecs"]["worker"]["replicas"] = 1
         del manifest["spec"]["data"]
         return manifest

@@ -104,9 +104,9 @@ def take_all(address: str) -> None:
     with chromium() as browser:
         with visiting(browser, address, width=WIDTH) as visit:
             visit.page.get_by_role("link", name="mnist-long", exact=True).wait_for()
-            take(visit.page, "ui", 420)
+            take(visit.page, "ui", 600)
             open_job(visit.page, "mnist-long")
-            visit.page.get_by_role("heading", name="accuracy").wait_for()
+            visit.page.get_by_role("heading", name="accuracy", exact=True).wait_for()
             take(visit.page, "ui-job", 1300)
         with visiting(browser, address, width=WIDTH) as visit:
             for name in ("mnist-sgd", "mnist-adam"):
