@@ -32,7 +32,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-layouts test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade bench-serve bench-output bench-code gpu-kit
+.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-layouts test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd image-packages pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade bench-serve bench-output bench-code gpu-kit
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -198,6 +198,9 @@ crd: $(DEV_VENV)  ## write the CRD from the models, in manifests/crd and for the
 	.venv/bin/dtj crd > manifests/crd/distributedtrainingjobs.yaml
 	cp manifests/crd/distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
 	$(PY) -m tests.field_reference
+
+image-packages: $(VENV)  ## write the packages of the images for `dtj submit`, after a change of pinned versions
+	$(PY) docker/image_packages.py
 
 pod-schema: $(VENV)  ## write Kubernetes' schema of pods for the operator, from the package kubernetes-validate
 	$(PY) -m tests.pod_schema_file

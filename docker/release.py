@@ -3,8 +3,8 @@
 
 A version is the project's own after the name `dtj` or the name of an image (`dtj-operator:0.1.0`), as a `tag` of the
 chart's values, in the label `app.kubernetes.io/version`, in pyproject.toml and in the chart. CHANGELOG.md keeps
-earlier versions. constraints.txt has the versions of other packages. The command prints other places that read like
-the old version: a person decides.
+earlier versions. constraints.txt and image_packages.json have the versions of other packages. The command prints
+other places that read like the old version: a person decides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tomllib
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-UNTOUCHED = {"CHANGELOG.md", "constraints.txt"}
+UNTOUCHED = {"CHANGELOG.md", "constraints.txt", "operator/dtj/client/image_packages.json"}
 VERSION = re.compile(r"\d+\.\d+\.\d+")
 # Between the name and the version: `:`, `-`, `@`, a space, `", "`, `, tag: v`.
 OWN_NAME = r"\bdtj(?:ob|(?:-[a-z]+)*)[^\w\n]{1,4}(?:tag: )?v?"

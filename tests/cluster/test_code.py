@@ -12,20 +12,30 @@ from pathlib import Path
 
 import pytest
 
+from dtj_trainer import contract
+from dtj_trainer.contract.package_set import PackageSet
 from tests.cluster.code import stored_code
 from tests.cluster.jobs import TORCH_EXAMPLE, Namespace, example
 from tests.cluster.said import DTJ
+from tests.wheels import packed, wheel
 
 pytestmark = pytest.mark.cluster
 FILES = {
-    "train.py": "import os, steps\nprint(steps.told(), 'from', os.getcwd(), 'of', os.environ['DTJ_WORLD_SIZE'])\n",
+    "train.py": (
+        "import os, steps\nprint(steps.told(), 'from', os.getcwd(), 'of', os.environ['DTJ_WORLD_SIZE'])\n"
+        "if 'DTJ_PACKAGES_ARCHIVE' in os.environ:\n    import tiny\n    print('tiny', tiny.version, tiny.__file__)\n"
+    ),
     "steps/__init__.py": "def told():\n    return open('data/words.txt').read().strip()\n",
     "data/words.txt": "read from the second module\n",
 }
 
 
 def test_each_rank_runs_the_archive_of_a_config_map(namespace: Namespace, tmp_path: Path) -> None:
+    packages = tmp_path / contract.PACKAGES_FILE
+    digest = packed(packages, PackageSet("3.11", {"torch": "2.13.0"}), [wheel(tmp_path, "tiny", "0.4")])
+    namespace.kubectl("create", "configmap", "my-packages", f"--from-file={packages}")
     code = stored_code(namespace, "my-training", FILES, tmp_path)
+    code["packages"] = {"configMap": "my-packages", "digest": digest}
     by_mpirun = example("by-mpirun")
     by_mpirun["spec"] |= {"command": [], "args": [], "code": {**code, "entrypoint": "train.py"}}
     by_torchrun = example("by-torchrun", TORCH_EXAMPLE)
@@ -36,10 +46,13 @@ def test_each_rank_runs_the_archive_of_a_config_map(namespace: Namespace, tmp_pa
         job.wait()
     said = "read from the second module from /dtj/code of 2"
     for rank in range(2):
-        assert said in jobs[0].artifacts().read(f"logs/attempt-1/rank-{rank}.log").decode()
-        assert said in jobs[1].artifacts().read(f"logs/attempt-1/worker-{rank}.log").decode()
+        for job, log in zip(jobs, (f"rank-{rank}", f"worker-{rank}"), strict=True):
+            text = job.artifacts().read(f"logs/attempt-1/{log}.log").decode()
+            assert said in text
+            assert "tiny 0.4 /dtj/packages/tiny.py" in text
     kept = jobs[1].artifacts()
-    assert kept.read("code.tar.gz") == (tmp_path / "code.tar.gz").read_bytes()
+    for archive in (contract.CODE_FILE, contract.PACKAGES_FILE):
+        assert kept.read(archive) == (tmp_path / archive).read_bytes()
     assert json.loads(kept.read("run.json"))["code"]["git"]["commit"] == "1a" * 20
 
     without_keys = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}

@@ -60,6 +60,7 @@ def record(environment: Mapping[str, str]) -> bool:
     end = _end_of(environment.get(contract.ENV_END, ""))
     job = Path(environment.get(contract.ENV_CONFIG_DIR) or contract.CONFIG_DIR) / contract.JOB_FILE
     code = Path(environment.get(contract.ENV_CODE_ARCHIVE) or contract.CODE_DIR / contract.CODE_FILE)
+    packages = Path(contract.PACKAGES_DIR / contract.PACKAGES_FILE)
     writer = HistoryWriter(store, history)
 
     def write() -> bool:
@@ -67,7 +68,8 @@ def record(environment: Mapping[str, str]) -> bool:
         try:
             writer.write_index()
             writer.write_run()
-            for key, file in ((contract.JOB_FILE, job), (contract.CODE_FILE, code)):
+            archives = ((contract.CODE_FILE, code), (contract.PACKAGES_FILE, packages))
+            for key, file in ((contract.JOB_FILE, job), *archives):
                 if file.is_file():
                     writer.write_absent(key, file.read_bytes())
         except S3Error as error:

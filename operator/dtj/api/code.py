@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 CODE_URI = rf"^s3://{contract.S3_BUCKET}/[^\s?#]+$"
 
 
+class Packages(ApiModel):
+    """Python packages: an archive of wheels that each pod installs to /dtj/packages, which follows the code in
+    PYTHONPATH. `dtj submit` makes the archive of a requirements.txt.
+    """
+
+    config_map: Annotated[str, Field(pattern=OBJECT_NAME, max_length=253)] | None = None
+    """ConfigMap of the job's namespace with the archive, under the key packages.tar.gz, 512 KiB at most."""
+    uri: Annotated[str, Field(pattern=CODE_URI, max_length=1024)] | None = None
+    """s3://bucket/key of the archive, in the store of artifacts.endpoint: 256 MiB at most, 1 GiB installed."""
+    digest: Annotated[str, Field(pattern=DIGEST, max_length=71)]
+    """`sha256:` and the SHA-256 of the archive in hex digits. A pod refuses an archive with another one."""
+
+
 class Code(ApiModel):
     """The program: an archive (tar.gz) that each pod unpacks to /dtj/code, which becomes the working directory and
     the first entry of PYTHONPATH. The image needs dtj_trainer.
@@ -31,6 +44,8 @@ class Code(ApiModel):
     """`sha256:` and the SHA-256 of the archive in hex digits. A pod refuses an archive with another one."""
     entrypoint: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """The script in the archive that runs as `python <entrypoint>` with args. With command: not used."""
+    packages: Packages | None = None
+    """Packages that the image does not have."""
 
 
 def config_maps_of(job: Mapping[str, Any]) -> list[str]:
@@ -47,9 +62,10 @@ def code_faults(job: Job) -> Iterator[tuple[str, str]]:
     code = job.spec.code
     if code is None:
         return
-    if (code.config_map is None) == (code.uri is None):
-        got = "both" if code.uri else "neither"
-        yield "spec.code", f"give one of configMap and uri, got {got}"
+    for path, archive in (("spec.code", code), ("spec.code.packages", code.packages)):
+        if archive is not None and (archive.config_map is None) == (archive.uri is None):
+            got = "both" if archive.uri else "neither"
+            yield path, f"give one of configMap and uri, got {got}"
     if code.entrypoint is not None:
         parts = code.entrypoint.split("/")
         if code.entrypoint.startswith(("/", "-")) or ".." in parts or "\0" in code.entrypoint:

@@ -18,13 +18,24 @@ CONFIG_VOLUME = "dtj-config"
 SHM_VOLUME = "dtj-shm"
 DATA_CACHE_VOLUME = "dtj-data-cache"
 CODE_VOLUME = "dtj-code"
-RESERVED_VOLUMES = (WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SSH_VOLUME, DATA_CACHE_VOLUME, CODE_VOLUME)
+PACKAGES_VOLUME = "dtj-packages"
+RESERVED_VOLUMES = (
+    WORKSPACE_VOLUME,
+    RUN_VOLUME,
+    CONFIG_VOLUME,
+    SSH_VOLUME,
+    DATA_CACHE_VOLUME,
+    CODE_VOLUME,
+    PACKAGES_VOLUME,
+)
 RESERVED_MOUNTS = (
     str(contract.ROOT / contract.RUN),
     str(contract.ROOT / contract.DATA_CACHE),
     str(contract.ROOT / contract.CODE),
+    str(contract.ROOT / contract.PACKAGES),
     str(contract.CONFIG_DIR),
     str(contract.CODE_DIR),
+    str(contract.PACKAGES_DIR),
     str(contract.SSH_DIR),
 )
 RESERVED_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.startswith("ENV_")) - {

@@ -107,7 +107,7 @@ class Reason(StrEnum):
     MODULE_NOT_FOUND = "ModuleNotFound"
     """Python did not find a module, and no retry would find it."""
     CODE_UNUSABLE = "CodeUnusable"
-    """The archive of spec.code can't be unpacked, or is another one than the job asks for."""
+    """An archive of spec.code can't be unpacked or installed, or is another one than the job asks for."""
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     """runPolicy.activeDeadlineSeconds passed."""
     START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"

@@ -18,6 +18,7 @@ from dtj.api.pod_template import (
     CODE_VOLUME,
     CONFIG_VOLUME,
     DATA_CACHE_VOLUME,
+    PACKAGES_VOLUME,
     RESERVED_VARIABLES,
     RUN_VOLUME,
     SHM_VOLUME,
@@ -190,7 +191,7 @@ def _replicas(job: Job) -> Iterator[Fault]:
     if cache_of(job) is not None:
         volumes += (DATA_CACHE_VOLUME,)
     if job.spec.code is not None:
-        volumes += (CODE_VOLUME,)
+        volumes += (CODE_VOLUME, PACKAGES_VOLUME)
     rules = job.spec.rules
     pod = replace(REPLICA_POD, volumes=(*volumes, *rules.volumes(job.spec)), variables=rules.variables)
     for role, replica in job.spec.replica_specs.given().items():

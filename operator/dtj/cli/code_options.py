@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dtj.api.job import Manifest
     from dtj.client.code_job import Program, Wishes
     from dtj.client.defaults import Defaults, Value
+    from dtj.client.packages import Wheels
 
 _PANEL = "Of a script or folder"
 _MOST_NAMED = 5
@@ -70,6 +71,16 @@ class CodeOptions:
     env_from: Annotated[
         list[str] | None, _option("Secret of the cluster; each key is a variable.", "SECRET")
     ] = None
+    requirements: Annotated[
+        Path | None, _option("Packages of the program; default: requirements.txt beside the script.", "FILE")
+    ] = None
+    python: Annotated[str | None, _option("Python of an image that dtj does not know: 3.11.", "X.Y")] = None
+    platform: Annotated[
+        str | None, _option("Platform of an image that is not x86-64: manylinux_2_36_aarch64.", "TAG")
+    ] = None
+    replace_package: Annotated[
+        list[str] | None, _option("Package of the image that --requirements may hide, such as torch.", "NAME")
+    ] = None
     entrypoint: Annotated[
         str | None, _option("The script in a folder; default: train.py, main.py or the only one.", "SCRIPT")
     ] = None
@@ -109,6 +120,31 @@ class CodeOptions:
             env_from=self.env_from or [],
             args=words.after or (),
         )
+
+    @contextmanager
+    def wheels(self, program: Program, image: str, *, local: bool) -> Iterator[Wheels | None]:
+        """Yield the packages of a program, which exist during the context, and print them; None if it needs none.
+
+        image: of the job. local: the job runs on this machine. Raises Unusable.
+        """
+        from dtj.client.image_python import python_here, python_of
+        from dtj.client.packages import choose
+
+        requirements = self.requirements or program.requirements
+        if requirements is None:
+            yield None
+            return
+        if local and (self.python or self.platform):
+            raise Unusable(
+                "--python and --platform are of an image, and `dtj run` uses this machine's Python"
+            )
+        python = python_here() if local else python_of(image, self.python, self.platform)
+        with tempfile.TemporaryDirectory(prefix="dtj-wheels-") as folder:
+            errors.print(f"{requirements}: chooses wheels for Python {python.version}", style="dim")
+            wheels = choose(requirements, python, Path(folder), self.replace_package or ())
+            if wheels.found.image:
+                errors.print(f"{python.what} has {_listed(list(wheels.found.image))}", style="dim")
+            yield wheels if wheels.paths else None
 
     def values(self, strategy: str, *others: tuple[str, Defaults | None]) -> dict[str, Value]:
         """Return what options, the user's file and other sources say, in this order. Raises Unusable.
@@ -173,30 +209,39 @@ def code_job(
     name: str,
     image: str,
     defaults: Mapping[str, Value],
+    options: CodeOptions,
     *,
     local: bool = False,
-) -> Iterator[tuple[Manifest, Path]]:
-    """Yield the job of a program and its archive, which exists during the context. Raises Unusable.
+) -> Iterator[tuple[Manifest, Path, Path | None]]:
+    """Yield the job of a program and the archives of its code and of its packages, which exist during the context.
+    Raises Unusable.
 
-    Prints what the archive has and what stays out of it. local: the job runs on this machine.
+    Prints what the archives have and what stays out of them. local: the job runs on this machine.
     """
-    from dtj.client.code_job import job_manifest, packed_code
+    from dtj.client.code_job import job_manifest, packed_code, packed_packages
     from dtj.client.git_state import git_state
 
     with tempfile.TemporaryDirectory(prefix="dtj-code-") as folder:
-        archive = Path(folder) / "code.tar.gz"
-        store = defaults.get("artifacts.uri")
+        archive, packages = Path(folder) / "code.tar.gz", None
+        uri = defaults.get("artifacts.uri")
+        store = uri.value if uri else None
         with archive.open("wb") as file:
-            packed, code = packed_code(program, file, store.value if store else None, local=local)
+            packed, code = packed_code(program, file, store, local=local)
         files = sum(not path.is_dir() for _, path in program.selection.entries)
         count = "1 file" if files == 1 else f"{files:,} files"
         errors.print(f"{program.folder}: {count}, {_size(packed.packed_bytes)} packed")
         _tell_left_out(program)
+        with options.wheels(program, image, local=local) as wheels:
+            if wheels is not None:
+                packages = Path(folder) / "packages.tar.gz"
+                with packages.open("wb") as file:
+                    packed, code = packed_packages(wheels, file, code, store, local=local)
+                errors.print(f"packages: {_listed(wheels.names)}, {_size(packed.packed_bytes)}")
         manifest = job_manifest(name, program, code, image, wishes, defaults)
         state = git_state(program.folder, [name for name, _ in program.selection.entries])
         if annotations := git_annotations(state):
             manifest["metadata"]["annotations"] = annotations
-        yield manifest, archive
+        yield manifest, archive, packages
 
 
 def _tell_left_out(program: Program) -> None:
@@ -204,8 +249,12 @@ def _tell_left_out(program: Program) -> None:
     for each in selection.left_out:
         errors.print(f"left out: {each.name}: {each.why}", style="yellow")
     if named := selection.ignored:
-        more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-        errors.print(f"left out by patterns: {', '.join(named[:_MOST_NAMED])}{more}", style="dim")
+        errors.print(f"left out by patterns: {_listed(named)}", style="dim")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _size(number: int) -> str:

@@ -84,13 +84,20 @@ def run(
     if s3 not in list(S3Store):
         raise Unusable(f"--s3 must be embedded or job, got {s3!r}")
     words = words_of(ctx)
-    with _job(target, name, code, words) as (job, archive):
+    with _job(target, name, code, words) as (job, archive, packages):
         # With --output, standard output contains only the manifest.
         view = RunView(job, errors if format_ else output, quiet=quiet)
         try:
             with view:
                 outcome = run_job(
-                    job, view, home=home(), s3=S3Store(s3), data=data, archive=archive, resume=resume
+                    job,
+                    view,
+                    home=home(),
+                    s3=S3Store(s3),
+                    data=data,
+                    archive=archive,
+                    packages=packages,
+                    resume=resume,
                 )
         except KeyboardInterrupt:
             # run_job handles Ctrl-C itself while replicas run.
@@ -110,25 +117,27 @@ def run(
 @contextmanager
 def _job(
     target: Path, name: str | None, code: CodeOptions, words: Words
-) -> Iterator[tuple[Job, Path | None]]:
-    """Yield the job of a target, and its archive if the target is a script or folder. Raises DtjError."""
+) -> Iterator[tuple[Job, Path | None, Path | None]]:
+    """Yield the job of a target, and the archives of its code and its packages if the target is a script or folder.
+    Raises DtjError.
+    """
     from dtj.client import DistributedTrainingJob
 
     if is_program(target):
-        with _code_job(target, name, code, words) as (manifest, archive):
-            yield _valid(DistributedTrainingJob.from_manifest(manifest).job, name), archive
+        with _code_job(target, name, code, words) as (manifest, archive, packages):
+            yield _valid(DistributedTrainingJob.from_manifest(manifest).job, name), archive, packages
         return
     code.refuse_for(target)
     manifest, job = read_one_job(target)
     if words.after:
         job = DistributedTrainingJob.from_manifest(with_words(manifest, words)).job
-    yield _valid(replace(job, name=name) if name else job, name), None
+    yield _valid(replace(job, name=name) if name else job, name), None, None
 
 
 @contextmanager
 def _code_job(
     target: Path, name: str | None, code: CodeOptions, words: Words
-) -> Iterator[tuple[Manifest, Path]]:
+) -> Iterator[tuple[Manifest, Path, Path | None]]:
     from dtj.client.defaults import read_plain
 
     if code.env_from:
@@ -140,7 +149,7 @@ def _code_job(
     values = code.values(strategy, ("dtj", read_plain(_LOCAL, "dtj")))
     image = values.get(f"image.{strategy}")
     used = image.value if image else own_image(RULES[strategy].starter.image)
-    with code_job(program, wishes, name or program.name, used, values, local=True) as made:
+    with code_job(program, wishes, name or program.name, used, values, code, local=True) as made:
         yield made
 
 

@@ -73,12 +73,12 @@ def submit(
         raise Unusable("--timeout needs --wait", "add --wait, or leave --timeout out")
     words = words_of(ctx)
     client = connect(namespace, context)
-    with _job(client, target, name, code, words, namespace) as (job, archive):
+    with _job(client, target, name, code, words, namespace) as (job, archive, packages):
         if dry_run:
             _dry_run(job, format_)
             return
         try:
-            submitted = client.submit(job, archive=archive, namespace=namespace)
+            submitted = client.submit(job, archive=archive, packages=packages, namespace=namespace)
         except NameTaken as error:
             raise NameTaken(error.message, words.line(name=random_name(job.name))) from None
     if format_ is None:
@@ -101,8 +101,10 @@ def submit(
 @contextmanager
 def _job(
     client: Client, target: Path, name: str | None, code: CodeOptions, words: Words, namespace: str | None
-) -> Iterator[tuple[DistributedTrainingJob, Path | None]]:
-    """Yield the job of a target, and its archive if the target is a script or folder. Raises DtjError."""
+) -> Iterator[tuple[DistributedTrainingJob, Path | None, Path | None]]:
+    """Yield the job of a target, and the archives of its code and its packages if the target is a script or folder.
+    Raises DtjError.
+    """
     from dtj.client import DistributedTrainingJob
 
     if not is_program(target):
@@ -117,7 +119,7 @@ def _job(
                 f"{target} has namespace {job.metadata.namespace}, but --namespace is {namespace}",
                 "leave out one of them",
             )
-        yield job, None
+        yield job, None, None
         return
     from dtj.client.code_job import random_name
     from dtj.client.defaults import config_file, name_of_config_map
@@ -132,8 +134,9 @@ def _job(
         )
     if "artifacts.uri" not in values:
         errors.print("nothing of the job is kept: give --artifacts s3://bucket/prefix", style="yellow")
-    with code_job(program, wishes, name or random_name(program.name), image.value, values) as (made, archive):
-        yield DistributedTrainingJob.from_manifest(made), archive
+    chosen = name or random_name(program.name)
+    with code_job(program, wishes, chosen, image.value, values, code) as (made, archive, packages):
+        yield DistributedTrainingJob.from_manifest(made), archive, packages
 
 
 def _of_namespace(client: Client) -> Defaults | None:

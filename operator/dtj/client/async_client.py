@@ -85,12 +85,18 @@ class AsyncClient:
         return self._namespace or "default"
 
     async def submit(
-        self, job: DistributedTrainingJob, *, archive: Path | None = None, namespace: str | None = None
+        self,
+        job: DistributedTrainingJob,
+        *,
+        archive: Path | None = None,
+        packages: Path | None = None,
+        namespace: str | None = None,
     ) -> DistributedTrainingJob:
         """Create a job. Returns the job as the API server stores it.
 
-        archive: the archive that `spec.code` names, which is stored first: in the ConfigMap, or in the bucket unless
-        it is there. namespace: by default the namespace of the job, else the namespace of the client.
+        archive, packages: the archives that `spec.code` and its `packages` name, which are stored first: in the
+        ConfigMap, or in the bucket unless they are there. namespace: by default the namespace of the job, else the
+        namespace of the client.
         Raises InvalidJobError with every fault of the job, and NameTaken if a job of the same name exists.
         """
         namespace = namespace or job.metadata.namespace or self.namespace
@@ -104,7 +110,9 @@ class AsyncClient:
         )
         manifest.pop("status", None)
         with self._explained(namespace, job.name):
-            return DistributedTrainingJob.from_cluster(await create(self._api, job, manifest, archive))
+            return DistributedTrainingJob.from_cluster(
+                await create(self._api, job, manifest, archive, packages)
+            )
 
     async def defaults(self, namespace: str | None = None) -> Defaults | None:
         """Return the defaults that the ConfigMap `dtj-defaults` of a namespace has; None without one."""

@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dtj.api.code import Code
+from dtj.api.code import Code, Packages
 from dtj.api.errors import Unusable
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.job import Manifest
 from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.api.shown import enumerated
 from dtj.api.strategies import RULES
+from dtj.client import packages
 from dtj.client.code_folder import Selection, pack, select
 from dtj.client.defaults import Value
+from dtj.client.packages import Wheels
 from dtj.convert.script import Found, found_in, strategy_of
 from dtj_trainer.contract.code_archive import CONFIG_MAP_BYTES, Packed
 
@@ -38,6 +40,12 @@ class Program:
     """The script's path in the folder, with `/`."""
     selection: Selection
     strategy: Found
+
+    @property
+    def requirements(self) -> Path | None:
+        """Return the requirements.txt beside the script, unless it stays out of the code."""
+        name = str(Path(self.entrypoint).with_name(packages.REQUIREMENTS))
+        return next((path for entry, path in self.selection.entries if entry == name), None)
 
     @property
     def name(self) -> str:
@@ -122,14 +130,34 @@ def packed_code(
     )
     if local or packed.packed_bytes <= CONFIG_MAP_BYTES:
         return packed, code
+    uri = _uri_of(packed, store, "code", "name in .dtjignore what the program does not need")
+    return packed, Code(digest=packed.digest, uri=uri, entrypoint=program.entrypoint)
+
+
+def packed_packages(
+    wheels: Wheels, archive: BinaryIO, code: Code, store: str | None, *, local: bool = False
+) -> tuple[Packed, Code]:
+    """Pack wheels; return what the archive has, and `code` with the packages: in the ConfigMap of the code if they
+    fit it. store, local: as for `packed_code`.
+
+    Raises Unusable if the wheels exceed a limit, or need a bucket and there is none.
+    """
+    packed = packages.pack(wheels, archive)
+    found = Packages(digest=packed.digest, config_map=code.config_map)
+    if not local and (code.config_map is None or packed.packed_bytes > CONFIG_MAP_BYTES):
+        uri = _uri_of(packed, store, "packages", "put the packages into the image")
+        found = Packages(digest=packed.digest, uri=uri)
+    return packed, code.model_copy(update={"packages": found})
+
+
+def _uri_of(packed: Packed, store: str | None, what: str, otherwise: str) -> str:
+    """Return the URI of an archive that no ConfigMap takes: one object for all jobs that have the archive."""
     if store is None:
         raise Unusable(
-            f"the packed code has {packed.packed_bytes:,} bytes, and a ConfigMap takes {CONFIG_MAP_BYTES:,}",
-            "give --artifacts s3://bucket/prefix, or name in .dtjignore what the program does not need",
+            f"the archive of {what} has {packed.packed_bytes:,} bytes, and a ConfigMap takes {CONFIG_MAP_BYTES:,}",
+            f"give --artifacts s3://bucket/prefix, or {otherwise}",
         )
-    # One object for all jobs with this code.
-    uri = f"{store.rstrip('/')}/_code/{packed.digest.partition(':')[2]}.tar.gz"
-    return packed, Code(digest=packed.digest, uri=uri, entrypoint=program.entrypoint)
+    return f"{store.rstrip('/')}/_code/{packed.digest.partition(':')[2]}.tar.gz"
 
 
 def job_manifest(

@@ -28,12 +28,16 @@ RULE = 'apiGroups: [""], resources: [configmaps], verbs: [get, create, patch, de
 
 
 async def create(
-    api: UserApi, job: DistributedTrainingJob, manifest: Manifest, archive: Path | None
+    api: UserApi,
+    job: DistributedTrainingJob,
+    manifest: Manifest,
+    archive: Path | None,
+    packages: Path | None = None,
 ) -> Manifest:
-    """Send the archive that a job names, then create the job. Returns the job as the API server stores it.
+    """Send the archives that a job names, then create the job. Returns the job as the API server stores it.
 
     A ConfigMap is made before the job, which becomes its owner. If the job is refused, the ConfigMap is deleted.
-    archive: None: `spec.code` of the job, if it has one, names an archive that is there.
+    archive, packages: of `spec.code` and of its packages; None: the job names an archive that is there, or none.
     Raises ApiError for the job, and DtjError for its archive.
     """
     code = job.spec.code
@@ -42,9 +46,23 @@ async def create(
         for name in config_maps_of(manifest):
             await uninterrupted(_share(api, job.namespace, name, created))
         return created
-    if code.config_map is None:
-        await _upload(api, job, archive)
+    names, files = set(), {}
+    for path, of, file in (
+        (archive, code, contract.CODE_FILE),
+        (packages, code.packages, contract.PACKAGES_FILE),
+    ):
+        if path is None or of is None:
+            continue
+        if of.config_map is not None:
+            names.add(of.config_map)
+            files[file] = path
+        elif of.uri is not None:
+            await _upload(api, job, of.uri, path)
+    if not files:
         return await api.create(manifest)
+    if len(names) > 1:
+        raise Unusable("spec.code and its packages name two ConfigMaps", "give both the same ConfigMap")
+    (name,) = names
     # Else the user would be told of the ConfigMap, not of the job.
     if await api.get(manifest) is not None:
         raise ApiError(409, "AlreadyExists", f"{job.name} exists")
@@ -52,13 +70,15 @@ async def create(
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
-            "name": code.config_map,
+            "name": name,
             "namespace": job.namespace,
             # Not a label of the operator: it would cache the archive.
             "labels": {LABEL_CODE: job.name},
         },
         "immutable": True,
-        "binaryData": {contract.CODE_FILE: b64encode(await asyncio.to_thread(archive.read_bytes)).decode()},
+        "binaryData": {
+            file: b64encode(await asyncio.to_thread(path.read_bytes)).decode() for file, path in files.items()
+        },
     }
     async with _taken_back(api, config, manifest):
         with _told(config):
@@ -154,25 +174,22 @@ def _told(config: Manifest) -> Iterator[None]:
         raise
 
 
-async def _upload(api: UserApi, job: DistributedTrainingJob, archive: Path) -> None:
+async def _upload(api: UserApi, job: DistributedTrainingJob, uri: str, archive: Path) -> None:
     """Put the archive into the bucket, unless it is there. Raises DtjError."""
     from dtj_trainer.artifacts.store import open_store
 
-    code, store = job.spec.code, job.spec.artifacts
-    assert code is not None
-    assert code.uri is not None
-    if store is None:
+    if (store := job.spec.artifacts) is None:
         raise Unusable(
-            "spec.code.uri is in the bucket of spec.artifacts, and the job has none", "set spec.artifacts"
+            f"{uri} is in the bucket of spec.artifacts, and the job has none", "set spec.artifacts"
         )
     try:
         environment = await environment_of(api, job, store, None)
     except Unreachable as error:
         raise Unreachable(
-            f"the packed code is too large for a ConfigMap and goes to the bucket: {error.message}",
+            f"the archive is too large for a ConfigMap and goes to {uri}: {error.message}",
             error.remedy,
         ) from None
-    folder, _, key = code.uri.rpartition("/")
+    folder, _, key = uri.rpartition("/")
 
     def put() -> None:
         with explained():

@@ -22,7 +22,7 @@ ENV_RUN = "DTJ_LOCAL_RUN"
 # Variables of Open MPI for hosts and ssh. A local run leaves them out, because all ranks run on this machine.
 _MPI_HOSTS = re.compile(r"OMPI_MCA_(orte|plm)_|PRTE_MCA_(prte|plm)_")
 # The volume of a cache is the cluster's.
-_CLUSTER_VARIABLES = (contract.ENV_DATA_CACHE, contract.ENV_DATA_CACHE_BYTES)
+_CLUSTER_VARIABLES = (contract.ENV_DATA_CACHE, contract.ENV_DATA_CACHE_BYTES, contract.ENV_PACKAGES_CACHE)
 _CONFIG_PATH = re.compile(rf"(^|=){re.escape(str(contract.CONFIG_DIR))}(?=/|$)")
 _REFERENCE = re.compile(r"\$(?:\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
 
@@ -215,9 +215,12 @@ def _own_environment(pod: Manifest, place: Place, first: contract.PodInfo | None
         contract.ENV_PROGRESS_PORT: str(place.ports.get((name, contract.PROGRESS_PORT), "")),
         **place.environment,
     }
-    archive = str(contract.CODE_DIR / contract.CODE_FILE)
-    if any(variable.get("value") == archive for variable in trainer_container(pod)["env"]):
-        env[contract.ENV_CODE_ARCHIVE] = str(place.run / contract.CODE_FILE)
+    for variable, folder, file in (
+        (contract.ENV_CODE_ARCHIVE, contract.CODE_DIR, contract.CODE_FILE),
+        (contract.ENV_PACKAGES_ARCHIVE, contract.PACKAGES_DIR, contract.PACKAGES_FILE),
+    ):
+        if any(each.get("value") == str(folder / file) for each in trainer_container(pod)["env"]):
+            env[variable] = str(place.run / file)
     if first:
         env[contract.ENV_LOCAL_WORKERS] = str(place.run / f"{first.role}-")
     return env

@@ -85,13 +85,14 @@ def run_job(
     s3: S3Store = S3Store.EMBEDDED,
     data: Path | None = None,
     archive: Path | None = None,
+    packages: Path | None = None,
     resume: bool = False,
 ) -> Outcome:
     """Run a valid job to its end. Return when no process of the run is left.
 
-    home: the folder of dtj's files. data: a folder to upload to data.uri. archive: the archive
-    of `spec.code`, in place of its ConfigMap; the run keeps a copy. resume: continue the stored run of that
-    name. Raises DtjError if the job can't run on this machine, before any process starts.
+    home: the folder of dtj's files. data: a folder to upload to data.uri. archive, packages: the
+    archives of `spec.code` and of its packages, in place of the ConfigMap; the run keeps copies. resume: continue
+    the stored run of that name. Raises DtjError if the job can't run on this machine, before any process starts.
     """
     check_machine(job)
     if job.spec.run_policy.suspend:
@@ -103,11 +104,13 @@ def run_job(
             f"runPolicy.managedBy is {manager}: another controller runs this job",
             "remove managedBy to run the job on this machine",
         )
-    if archive is None and job.spec.code is not None and job.spec.code.config_map is not None:
-        raise Unusable(
-            "spec.code.configMap is an object of a cluster, and this machine has none",
-            "`dtj run FOLDER` runs a folder; or remove spec.code, and run the job in the folder of the program",
-        )
+    code = job.spec.code
+    for given, of in ((archive, code), (packages, code and code.packages)):
+        if given is None and of is not None and of.config_map is not None:
+            raise Unusable(
+                f"ConfigMap {of.config_map} of spec.code is an object of a cluster, and this machine has none",
+                "`dtj run FOLDER` runs a folder; or remove spec.code, and run the job in the folder of the program",
+            )
     run = Runs(home).run(job.name, job.namespace)
     with run.locked() as lock:
         stored = run.job if resume else None
@@ -116,14 +119,15 @@ def run_job(
             return Outcome(run, stored.status, interrupted=False)
         with chosen_store(job, s3, home, data, watcher.note) as store:
             manifest = _stored_manifest(job, stored, store)
-            place = _place(read_job(manifest), run, store, watcher)
+            place = _place(read_job(manifest), run, store, home, watcher)
             # The store is open again, so that processes of the earlier run can upload their last checkpoint.
             _end_earlier(run, place.mark, watcher)
             if stored is None:
                 run.remove()
             run.folder.mkdir(parents=True, exist_ok=True)
-            if archive is not None:
-                shutil.copyfile(archive, run.folder / contract.CODE_FILE)
+            for given, file in ((archive, contract.CODE_FILE), (packages, contract.PACKAGES_FILE)):
+                if given is not None:
+                    shutil.copyfile(given, run.folder / file)
             if note := without_own_root(run.folder):
                 watcher.note(note)
             guard = Guard(ENV_RUN, place.mark, run.folder, (*store.descriptors, lock))
@@ -171,7 +175,7 @@ def _restarted(job: Job, attempt: int) -> JobStatus:
     return JobStatus(attempt=attempt, replica_attempts=replicas if alone else None)
 
 
-def _place(job: Job, run: Run, store: ChosenStore, watcher: Watcher) -> Place:
+def _place(job: Job, run: Run, store: ChosenStore, home: Path, watcher: Watcher) -> Place:
     plan = plan_without_gang(job)
     secrets = {**os.environ, **store.environment}
     if missing := missing_variables(plan, secrets):
@@ -185,9 +189,15 @@ def _place(job: Job, run: Run, store: ChosenStore, watcher: Watcher) -> Place:
         run=run.folder,
         mark=str(run.folder.resolve()),
         gpus=share_gpus(job, plan, gpus()),
-        environment=store.environment,
+        environment={**store.environment, **_packages(job, home)},
         secrets=secrets,
     )
+
+
+def _packages(job: Job, home: Path) -> dict[str, str]:
+    """Return the variable of the folder of installed packages that all runs share, for a job with packages."""
+    has_packages = job.spec.code is not None and job.spec.code.packages is not None
+    return {contract.ENV_PACKAGES_CACHE: str(home / contract.PACKAGES)} if has_packages else {}
 
 
 def _end_earlier(run: Run, mark: str, watcher: Watcher) -> None:

@@ -1,10 +1,16 @@
-"""What pods of a job with `spec.code` have: the archive, its variables, a launcher's own command in its folder."""
+"""What pods of a job with `spec.code` have: the archives, their variables, a launcher's own command in its folder."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from dtj.api.code import Code, Packages
+from dtj.api.data_rules import cache_of
 from dtj.api.git_annotations import git_state_of
 from dtj.api.job import Job, Manifest
-from dtj.api.pod_template import CODE_VOLUME, TRAINER_CONTAINER, own_program
+from dtj.api.pod_template import CODE_VOLUME, PACKAGES_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.api.spec import ReplicaSpec
 from dtj_trainer import contract
 
@@ -12,33 +18,68 @@ IN_CODE = ("dtj-launch", "command", "--")
 """Before the words of a command that dtj's start script does not run."""
 
 
-def code_environment(job: Job) -> dict[str, str]:
-    """Return the variables by which dtj-launch finds the archive; none without `spec.code`."""
-    code = job.spec.code
-    if code is None:
-        return {}
-    archive = code.uri or str(contract.CODE_DIR / contract.CODE_FILE)
-    state = git_state_of(job.annotations)
-    return {
-        contract.ENV_CODE_ARCHIVE: archive,
-        contract.ENV_CODE_DIGEST: code.digest,
-        **({contract.ENV_CODE_COMMIT: state["commit"]} if state else {}),
-    }
+class _Archive(NamedTuple):
+    of: Code | Packages
+    volume: str
+    mounted: PurePosixPath
+    file: str
+    source: str
+    """The variable with the archive's path or URI."""
+    digest: str
+    """The variable with the archive's digest."""
+
+
+def _archives(job: Job) -> Iterator[_Archive]:
+    if (code := job.spec.code) is None:
+        return
+    variables = (contract.ENV_CODE_ARCHIVE, contract.ENV_CODE_DIGEST)
+    yield _Archive(code, CODE_VOLUME, contract.CODE_DIR, contract.CODE_FILE, *variables)
+    if code.packages is not None:
+        variables = (contract.ENV_PACKAGES_ARCHIVE, contract.ENV_PACKAGES_DIGEST)
+        yield _Archive(
+            code.packages, PACKAGES_VOLUME, contract.PACKAGES_DIR, contract.PACKAGES_FILE, *variables
+        )
+
+
+def code_environment(job: Job, *, cached: bool) -> dict[str, str]:
+    """Return the variables by which dtj-launch finds the archives; none without `spec.code`.
+
+    cached: whether the pod has the volume of `spec.data.cache`.
+    """
+    variables = {}
+    for archive in _archives(job):
+        variables[archive.source] = archive.of.uri or str(archive.mounted / archive.file)
+        variables[archive.digest] = archive.of.digest
+    if variables and (state := git_state_of(job.annotations)):
+        variables[contract.ENV_CODE_COMMIT] = state["commit"]
+    cache = cache_of(job) if cached and contract.ENV_PACKAGES_ARCHIVE in variables else None
+    # An emptyDir is of one pod, whose sizeLimit is of blocks of data alone.
+    if cache is not None and cache.empty_dir is None:
+        variables[contract.ENV_PACKAGES_CACHE] = str(contract.ROOT / contract.DATA_CACHE / contract.PACKAGES)
+    return variables
 
 
 def code_pod_spec(job: Job) -> Manifest:
-    """Return the fields of a pod spec that mount the ConfigMap of the archive; none without one."""
-    code = job.spec.code
-    if code is None or code.config_map is None:
+    """Return the fields of a pod spec that mount the ConfigMaps of the archives; none without one."""
+    mounts, volumes = [], []
+    for archive in _archives(job):
+        if archive.of.config_map is not None:
+            mounts.append({"name": archive.volume, "mountPath": str(archive.mounted), "readOnly": True})
+            volumes.append({"name": archive.volume, "configMap": {"name": archive.of.config_map}})
+    if not mounts:
         return {}
-    mount = {"name": CODE_VOLUME, "mountPath": str(contract.CODE_DIR), "readOnly": True}
-    return {
-        "containers": [{"name": TRAINER_CONTAINER, "volumeMounts": [mount]}],
-        "volumes": [{"name": CODE_VOLUME, "configMap": {"name": code.config_map}}],
-    }
+    return {"containers": [{"name": TRAINER_CONTAINER, "volumeMounts": mounts}], "volumes": volumes}
 
 
 def run_in_code(job: Job, replica: ReplicaSpec, container: Manifest) -> None:
     """Make a container run in the folder of the code, if the container has a command of its own."""
     if job.spec.code is not None and own_program(replica)[0]:
         container["command"] = [*IN_CODE, *container["command"]]
+
+
+def path_over_ssh(job: Job) -> str:
+    """Return the value of PYTHONPATH in an ssh session; empty without `spec.code`."""
+    if (code := job.spec.code) is None:
+        return ""
+    names = [contract.CODE, *([contract.PACKAGES] if code.packages else [])]
+    return ":".join(str(contract.ROOT / name) for name in names)

@@ -11,7 +11,7 @@ from dtj.api.job import Job, Manifest
 from dtj.api.names import host_name, ssh_secret_name
 from dtj.api.pod_template import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.api.spec import ReplicaSpec, Resources
-from dtj.plan.code import run_in_code
+from dtj.plan.code import path_over_ssh, run_in_code
 from dtj.plan.history import history_environment
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import (
@@ -49,12 +49,12 @@ def launcher_spec(job: Job) -> ReplicaSpec:
     return job.spec.replica_specs.launcher or default
 
 
-def sshd_config(key: str, *, with_code: bool = False) -> str:
-    """Return the configuration of the workers' sshd. key: path of the private key. with_code: whether the job has
-    `spec.code`.
+def sshd_config(key: str, python_path: str = "") -> str:
+    """Return the configuration of the workers' sshd. key: path of the private key. python_path: the value of
+    PYTHONPATH in a session.
     """
     # Ranks that a launcher's own mpirun starts have no other environment than that of the ssh session.
-    code = f"SetEnv PYTHONPATH={contract.ROOT / contract.CODE}\n" if with_code else ""
+    variables = f"SetEnv PYTHONPATH={python_path}\n" if python_path else ""
     return f"""\
 Port {contract.SSH_PORT}
 PidFile none
@@ -67,7 +67,7 @@ KbdInteractiveAuthentication no
 DisableForwarding yes
 # sshd logs the kubelet's probes, which connect and hang up, as errors. The launcher reports real problems.
 LogLevel FATAL
-{code}"""
+{variables}"""
 
 
 def ssh_config(key: str, known_hosts: str, unknown: str = "yes") -> str:
@@ -158,7 +158,7 @@ def horovod_plan(job: Job) -> Plan:
             {
                 "hostfile": hostfile(job, worker.replicas),
                 "ssh_config": SSH_CONFIG,
-                "sshd_config": sshd_config(_KEY, with_code=job.spec.code is not None),
+                "sshd_config": sshd_config(_KEY, path_over_ssh(job)),
                 **SCRIPTS,
             },
         ),

@@ -25,7 +25,7 @@ from dtj.api.mpijob import (
 from dtj.api.names import mpijob_config_name
 from dtj.api.pod_template import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.api.spec import ReplicaSpec
-from dtj.plan.code import run_in_code
+from dtj.plan.code import path_over_ssh, run_in_code
 from dtj.plan.horovod import (
     LAUNCHER_WAITS,
     SCRIPTS,
@@ -63,7 +63,7 @@ def mpijob_plan(job: Job) -> Plan:
         {
             "hostfile": hostfile(job, workers),
             "ssh_config": ssh_config(_KEY, _KNOWN_HOSTS, unknown),
-            "sshd_config": sshd_config(_KEY, with_code=job.spec.code is not None),
+            "sshd_config": sshd_config(_KEY, path_over_ssh(job)),
             **SCRIPTS,
             "mpijob.sh": script("mpijob.sh"),
         },

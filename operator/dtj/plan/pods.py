@@ -112,7 +112,7 @@ def replica_pod(
     given = _environment(job, replica) | {contract.ENV_POD: info.to_json()} | _accelerators(job, spec)
     cached = info.reads_data
     given |= (cache_environment(job) if cached else {}) | tracking_environment(job, info) | env
-    given |= code_environment(job)
+    given |= code_environment(job, cached=cached)
     given |= history_environment(job) if info.uploads == "primary" else {}
     labels = {
         LABEL_ROLE: replica.role,

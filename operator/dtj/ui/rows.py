@@ -139,14 +139,16 @@ def again_of(job: DistributedTrainingJob, *, resume: bool, past: bool = False) -
     """Return a job file for another run of a job: under a new name, and not suspended.
 
     resume: whether the new run begins with the newest checkpoint of the job. past: whether the job is gone, and its
-    ConfigMap with it. The new run then uses the archive in the bucket.
+    ConfigMap with it. The new run then uses the archives in the bucket.
     """
     manifest = written_job(job.to_manifest())
     manifest["metadata"]["name"] = _next_name(job.name)
     if run_policy := manifest["spec"].get("runPolicy"):
         run_policy.pop("suspend", None)
-    if past and (code := manifest["spec"].get("code")) and code.pop("configMap", None):
-        code["uri"] = f"{job.artifacts_uri}/{contract.CODE_FILE}"
+    code = manifest["spec"].get("code") or {}
+    for archive, key in ((code, contract.CODE_FILE), (code.get("packages"), contract.PACKAGES_FILE)):
+        if past and archive and archive.pop("configMap", None):
+            archive["uri"] = f"{job.artifacts_uri}/{key}"
     if artifacts := manifest["spec"].get("artifacts"):
         for field in ("resume", "resumeUri"):
             artifacts.pop(field, None)

@@ -33,6 +33,10 @@ def with_code(code: Manifest, **spec: Any) -> Job:
             coded(entrypoint=None),
             "spec.code.entrypoint: required: the script in the archive, e.g. train.py, or spec.command",
         ),
+        (
+            coded(packages={"digest": DIGEST}),
+            "spec.code.packages: give one of configMap and uri, got neither",
+        ),
         *(
             (
                 coded(entrypoint=path),
@@ -79,6 +83,25 @@ def test_the_volume_and_the_folders_of_the_code_are_reserved() -> None:
     assert [fault.field for fault in faults(made)] == [
         "spec.replicaSpecs.worker.template.spec.containers[trainer].volumeMounts"
     ]
+
+
+@pytest.mark.parametrize(
+    ("cache", "shared"),
+    [({"persistentVolumeClaim": {"claimName": "blocks"}}, True), ({"emptyDir": {}}, False), (None, False)],
+)
+def test_pods_share_packages_where_they_share_a_cache(cache: Manifest | None, shared: bool) -> None:
+    data = {"uri": "s3://training/data"} | ({"cache": {"size": "10Gi", **cache}} if cache else {})
+    packages = {"uri": "s3://training/packages.tar.gz", "digest": DIGEST}
+    made = with_code(coded(packages=packages), data=data)
+    assert faults(made) == []
+    for pod in plan_job(made).pods:
+        environment = {each["name"]: each.get("value") for each in trainer_container(pod)["env"]}
+        assert environment["DTJ_PACKAGES_ARCHIVE"] == "s3://training/packages.tar.gz"
+        assert environment["DTJ_PACKAGES_DIGEST"] == DIGEST
+        # The launcher reads no data, and has no volume of the cache.
+        mounted = shared and environment["DTJ_ROLE"] == "worker"
+        assert environment.get("DTJ_PACKAGES_CACHE") == ("/dtj/data-cache/packages" if mounted else None)
+    assert "SetEnv PYTHONPATH=/dtj/code:/dtj/packages\n" in plan_job(made).config["data"]["sshd_config"]
 
 
 def test_an_archive_in_a_bucket_mounts_nothing() -> None:

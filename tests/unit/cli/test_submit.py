@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from dtj.client import LogLine, LogQuery
 from dtj.client.defaults import read
 from tests.unit.support.fake_client import FakeClient, call, job
 from tests.unit.support.jobs import manifest
+from tests.wheels import wheel
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -318,6 +321,34 @@ def test_faulty_defaults_are_told(text: str, message: str) -> None:
     with pytest.raises(Unusable) as error:
         read(text, "here")
     assert message in str(error.value)
+
+
+def test_packages_of_a_requirements_file_are_sent_with_the_code(
+    client: type[FakeClient], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(tmp_path / "registry", "tiny", "0.4")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "registry"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setattr(shutil, "which", lambda _: None)  # pip, whether uv is installed or not
+    (folder / "requirements.txt").write_text("tiny\ntorch\n")
+    result = call("submit", folder, "--name", "t", "--image", "dtj-trainer-horovod:0.1.0", "-d")
+    assert result.exit_code == 0, result.output
+    assert "the image dtj-trainer-horovod:0.1.0 has torch\n" in result.stderr
+    assert "packages: tiny 0.4, " in result.stderr
+    code = client.jobs["t"].spec.code
+    assert code is not None
+    assert code.packages is not None
+    assert code.packages.config_map == code.config_map
+    archive = gzip.decompress(client.packages or b"")
+    assert b"tiny-0.4-py3-none-any.whl" in archive
+    assert b'"torch": "2.13.0' in archive, "pods compare it"
+    result = call("submit", folder, "--name", "u", "--image", "own:1", "-d")
+    assert isinstance(result.exception, Unusable)
+    assert result.exception.remedy == "give its version, as in --python 3.11"
+    (folder / ".dtjignore").write_text("requirements.txt\n")
+    assert call("submit", folder, "--name", "u", "--image", "own:1", "-d").exit_code == 0
+    assert client.packages is None
 
 
 PAGE = (Path(__file__).parents[3] / "docs/code.md").read_text()

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 from base64 import b64decode
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from dtj.api.code import Code
 from dtj.api.identity import LABEL_CODE
 from dtj.api.job import Manifest
 from dtj.client import AsyncClient, DistributedTrainingJob, DtjError, Unreachable, Unusable
-from dtj.client.code_job import Wishes, job_manifest, packed_code, read_program
+from dtj.client.code_job import Wishes, job_manifest, packed_code, packed_packages, read_program
 from dtj.client.failures import NameTaken
+from dtj.client.packages import Wheels
+from dtj_trainer.contract.package_set import PackageSet
 from tests.unit.support.http_cluster import Answer, HttpCluster
 from tests.unit.support.waiting import until
+from tests.wheels import wheel
 
 
 @pytest.fixture
@@ -50,6 +56,32 @@ async def test_the_config_map_of_the_code_belongs_to_the_job(
     assert b64decode(config["binaryData"]["code.tar.gz"]) == archive.read_bytes()
     (owner,) = config["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("DistributedTrainingJob", submitted.uid)
+
+
+async def test_packages_are_in_the_config_map_of_the_code(
+    server: HttpCluster, client: AsyncClient, job: DistributedTrainingJob, archive: Path, tmp_path: Path
+) -> None:
+    code = job.spec.code
+    assert code is not None
+    wheels, packages = Wheels((wheel(tmp_path, "tiny"),), PackageSet("3.11")), tmp_path / "packages"
+    with packages.open("wb") as file:
+        _, code = packed_packages(wheels, file, code, None)
+    spec = job.spec.model_copy(update={"code": code})
+    await client.submit(job.model_copy(update={"spec": spec}), archive=archive, packages=packages)
+    (config,) = configs(server)
+    sent = {key: b64decode(content) for key, content in config["binaryData"].items()}
+    assert sent == {"code.tar.gz": archive.read_bytes(), "packages.tar.gz": packages.read_bytes()}
+
+
+def test_large_packages_need_a_bucket(tmp_path: Path) -> None:
+    large = wheel(tmp_path, "large", files={"large.bin": os.urandom(600 * 1024)})
+    wheels, code = Wheels((large,), PackageSet("3.11")), Code(digest=f"sha256:{'0' * 64}", config_map="c")
+    packed, found = packed_packages(wheels, io.BytesIO(), code, "s3://bucket/jobs/")
+    assert found.packages is not None
+    assert found.packages.config_map is None
+    assert found.packages.uri == f"s3://bucket/jobs/_code/{packed.digest[7:]}.tar.gz"
+    with pytest.raises(Unusable, match=r"of packages has [\d,]+ bytes, and a ConfigMap takes 524,288"):
+        packed_packages(wheels, io.BytesIO(), code, None)
 
 
 async def test_a_taken_name_is_refused_before_anything_is_sent(

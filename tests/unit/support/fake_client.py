@@ -27,6 +27,7 @@ class FakeClient:
     jobs: dict[str, DistributedTrainingJob]
     calls: list[Any]
     archive: bytes | None
+    packages: bytes | None
     """That of the last submitted job."""
     given: Defaults | None = None
     """Those of the namespace."""
@@ -45,7 +46,12 @@ class FakeClient:
         pass
 
     def submit(
-        self, job: DistributedTrainingJob, *, archive: Path | None, namespace: str | None
+        self,
+        job: DistributedTrainingJob,
+        *,
+        archive: Path | None,
+        packages: Path | None = None,
+        namespace: str | None,
     ) -> DistributedTrainingJob:
         if job.name in self.jobs:
             raise NameTaken(f"there is a job {job.name} in namespace {self.namespace} already")
@@ -53,6 +59,7 @@ class FakeClient:
         made = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": where})})
         self.jobs[job.name] = made
         FakeClient.archive = archive.read_bytes() if archive else None
+        FakeClient.packages = packages.read_bytes() if packages else None
         return made
 
     def defaults(self) -> Defaults | None:

@@ -115,7 +115,7 @@ class HistoryWriter:
             self._put_absent(root, self._history.index_key, b"")
 
     def write_absent(self, key: str, content: bytes) -> None:
-        """Write `job.yaml` or `code.tar.gz`, unless it is there. Raises S3Error."""
+        """Write `job.yaml` or an archive of code, unless it is there. Raises S3Error."""
         self._put_absent(self._store, key, content)
 
     def write_end(self, record: EndRecord) -> bool:

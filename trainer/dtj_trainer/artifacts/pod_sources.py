@@ -42,8 +42,8 @@ class PodFiles:
     log_names: tuple[str, ...] | None = None
     pod: str | None = None
     """`<role>-<index>` of a pod whose utilisation is sampled."""
-    code: Path | None = None
-    """The archive of `spec.code`, where it is not in a bucket already."""
+    archives: tuple[tuple[str, Path], ...] = ()
+    """The archives of `spec.code` that no bucket has, with their names in the bucket."""
 
 
 def pod_sources(files: PodFiles, fence: Fence | None, metrics: Begin | None = None) -> list[Source]:
@@ -64,8 +64,7 @@ def pod_sources(files: PodFiles, fence: Fence | None, metrics: Begin | None = No
             Source(root / contract.MODEL, contract.MODEL, MODEL, fence, essential=True),
             Source(root / contract.TRACKING_FILE, contract.TRACKING_FILE, TRACKING, fence),
         ]
-        if files.code:
-            sources.append(Source(files.code, contract.CODE_FILE, ONCE, fence))
+        sources += [Source(path, key, ONCE, fence) for key, path in files.archives]
     return sources
 
 

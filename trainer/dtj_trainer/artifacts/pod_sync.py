@@ -173,7 +173,7 @@ class PodSync:
             settings.attempt,
             settings.log_names,
             settings.pod,
-            settings.code,
+            settings.archives,
         )
         self._files = FileUploader(self._store, pod_sources(files, fence, self._metrics_begin))
         self._loops.append(SyncLoop.of("uploading files", self._files))

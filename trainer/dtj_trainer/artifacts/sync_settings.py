@@ -54,8 +54,8 @@ class SyncSettings:
     """Whether this pod writes the job's run to a tracking server."""
     history: contract.History | None = None
     """What this pod needs to know in order to write the job's history; None: it writes none."""
-    code: Path | None = None
-    """The archive of `spec.code`; None: the job has none, or a bucket has it already."""
+    archives: tuple[tuple[str, Path], ...] = ()
+    """The archives of `spec.code` that no bucket has, with their names in the bucket."""
 
     @property
     def lineage(self) -> Lineage:

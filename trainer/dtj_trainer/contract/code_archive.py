@@ -54,7 +54,7 @@ class Packed:
     """Number of files and folders."""
 
 
-def pack(entries: Iterable[tuple[str, Path]], archive: BinaryIO) -> Packed:
+def pack(entries: Iterable[tuple[str, Path]], archive: BinaryIO, compresslevel: int = 6) -> Packed:
     """Write files and folders to an archive. The memory does not depend on their size.
 
     entries: the name in the archive, with `/` between folders, and the path of each file or folder.
@@ -66,7 +66,7 @@ def pack(entries: Iterable[tuple[str, Path]], archive: BinaryIO) -> Packed:
     _check_count(len(given))
     out = _Hashing(archive)
     unpacked = 0
-    with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=out, mtime=0) as stream:
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=compresslevel, fileobj=out, mtime=0) as stream:
         for name, path in given:
             _parts(name)
             unpacked += _add(stream, name, path, UNPACKED_BYTES - unpacked)

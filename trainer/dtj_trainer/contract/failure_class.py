@@ -26,7 +26,7 @@ class FailureClass(StrEnum):
     MODULE_NOT_FOUND = "ModuleNotFound"
     """Python did not find a module."""
     CODE_UNUSABLE = "CodeUnusable"
-    """The archive of `spec.code` can't be unpacked, or is another one than the job asks for."""
+    """An archive of `spec.code` can't be unpacked or installed, or is another one than the job asks for."""
     WORLD_SIZE_MISMATCH = "WorldSizeMismatch"
     """mpirun or the job's command started another number of ranks than the job asks for, or ranks with other
     numbers."""

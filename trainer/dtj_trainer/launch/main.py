@@ -89,7 +89,7 @@ NEEDS_NO_COMMAND = {"worker"}
 RUN_PROGRAMS = {"rank", "ranks", "replica", "command"}
 ADOPT_ORPHANS = {"rank", "ranks", "replica"}
 BRING_CODE = {"worker", "ranks", "replica", "command"}
-"""Kinds that unpack the job's code: a rank uses what the worker of its pod unpacked."""
+"""Kinds that unpack the job's code and install its packages: a rank uses those of the worker of its pod."""
 KEEP_CHECKPOINTS = {"worker", "ranks", "replica"}
 WITHOUT_MESSAGE = {"rank", "command"}
 """Kinds whose termination message another process of the pod writes."""
@@ -150,7 +150,7 @@ def run(arguments: Sequence[str]) -> int:
 def _prepare_folders(name: str, settings: Settings) -> int:
     """Make the folders of code and checkpoints that a kind needs; return the exit code of a failure, or 0."""
     # The folder of checkpoints may lie in the folder of the code.
-    if name in BRING_CODE and settings.code is not None and (code := _bring_code(settings)):
+    if name in BRING_CODE and (settings.code or settings.packages) and (code := _bring_code(settings)):
         return code
     if settings.checkpoints_dir and not settings.own_root and name in KEEP_CHECKPOINTS:
         try:
@@ -163,19 +163,27 @@ def _prepare_folders(name: str, settings: Settings) -> int:
 
 
 def _with_code(environment: dict[str, str], settings: Settings) -> dict[str, str]:
-    """Make the folder of the code the first entry of PYTHONPATH."""
-    if (folder := settings.code_folder) is None:
-        return environment
-    own = environment.get("PYTHONPATH")
-    return {**environment, "PYTHONPATH": f"{folder}{os.pathsep}{own}" if own else str(folder)}
+    """Make the folders of the code and of the packages the first entries of PYTHONPATH. Commands that packages bring
+    are the last ones of PATH.
+    """
+    code, packages = settings.code_folder, settings.packages_folder
+
+    def path(name: str, *entries: object) -> dict[str, str]:
+        return {name: os.pathsep.join(str(entry) for entry in entries if entry)} if any(entries) else {}
+
+    path_of_modules = path("PYTHONPATH", code, packages, environment.get("PYTHONPATH"))
+    path_of_commands = path("PATH", environment.get("PATH"), packages and packages / "bin")
+    return {**environment, **path_of_modules, **path_of_commands}
 
 
 def _bring_code(settings: Settings) -> int:
-    """Unpack the job's code; return the exit code of a failure, or 0."""
+    """Unpack the job's code and install its packages; return the exit code of a failure, or 0."""
     from dtj_trainer.launch.code import CodeUnavailable, bring_code
+    from dtj_trainer.launch.packages import bring_packages
 
     try:
         bring_code(settings)
+        bring_packages(settings)
     except CodeUnavailable as error:
         log.error("%s", error)
         report = _termination(settings, error.cause, str(error), contract.EXIT_UNAVAILABLE)

@@ -77,7 +77,7 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
         shards=settings.pod.slots > 0 and settings.pod.peers is not None and settings.pod.peers.count > 1,
         tracked=tracked(settings) is not None,
         history=settings.history,
-        code=settings.code_file,
+        archives=settings.archives,
     )
 
 

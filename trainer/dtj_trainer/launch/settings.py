@@ -83,6 +83,10 @@ class Settings:
     """What the operator tells the pod for the job's history; None: the pod writes no history."""
     code: tuple[str, str] | None = None
     """Path or `s3://` URI of the archive of `spec.code`, and its digest; None: the program is in the image."""
+    packages: tuple[str, str] | None = None
+    """Path or `s3://` URI of the archive of `spec.code.packages`, and its digest; None: the job has none."""
+    packages_cache: Path | None = None
+    """The folder where pods share installed packages; None: the pod installs its own."""
     checkpoints_dir: Path | None = None
     """The absolute path by which the program has its checkpoints; None: CHECKPOINTS in the workspace."""
     read_output: contract.ReadOutput = "true"
@@ -100,18 +104,28 @@ class Settings:
         """The folder of the unpacked archive, by the path that the program uses: its working directory. None: the
         program has the working directory of the image.
         """
-        if self.code is None:
-            return None
-        own, here = Path(contract.ROOT), self.root
-        # Where programs can't have a mount namespace, the workspace is not at ROOT for them either.
-        return (own if own.exists() and own.samefile(here) else here) / contract.CODE
+        return self._seen_root / contract.CODE if self.code else None
 
     @property
-    def code_file(self) -> Path | None:
-        """The archive of `spec.code` in a file, which the bucket lacks; None: there is none."""
-        if self.code is None or self.code[0].startswith("s3://"):
-            return None
-        return Path(self.code[0])
+    def packages_folder(self) -> Path | None:
+        """The folder of the installed packages, by the path that the program uses; None: the job has none."""
+        return self._seen_root / contract.PACKAGES if self.packages else None
+
+    @property
+    def _seen_root(self) -> Path:
+        own, here = Path(contract.ROOT), self.root
+        # Where programs can't have a mount namespace, the workspace is not at ROOT for them either.
+        return own if own.exists() and own.samefile(here) else here
+
+    @property
+    def archives(self) -> tuple[tuple[str, Path], ...]:
+        """The archives of `spec.code` in files, which the bucket lacks, with the names that they get there."""
+        named = ((contract.CODE_FILE, self.code), (contract.PACKAGES_FILE, self.packages))
+        return tuple(
+            (key, Path(archive[0]))
+            for key, archive in named
+            if archive and not archive[0].startswith("s3://")
+        )
 
     @property
     def kept_whole(self) -> tuple[Path, ...]:
@@ -179,7 +193,8 @@ def _read_checkpoints_dir(environment: Mapping[str, str]) -> Path | None:
     if not text:
         return None
     root = Path(contract.ROOT)
-    working_directory = root / contract.CODE if _read_code(environment) else Path.cwd()
+    has_code = environment.get(contract.ENV_CODE_ARCHIVE)
+    working_directory = root / contract.CODE if has_code else Path.cwd()
     path = Path(os.path.realpath(working_directory / text))
     if path == root / contract.CHECKPOINTS:
         return None
@@ -201,9 +216,9 @@ def _read_checkpoints_dir(environment: Mapping[str, str]) -> Path | None:
     return path
 
 
-def _read_code(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    archive = environment.get(contract.ENV_CODE_ARCHIVE)
-    return (archive, environment.get(contract.ENV_CODE_DIGEST, "")) if archive else None
+def _read_archive(environment: Mapping[str, str], source: str, digest: str) -> tuple[str, str] | None:
+    """Return an archive and its digest. source, digest: the names of their variables."""
+    return (archive, environment.get(digest, "")) if (archive := environment.get(source)) else None
 
 
 def _read_start_barrier(environment: Mapping[str, str]) -> tuple[str, int] | None:
@@ -296,7 +311,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         ranks_by=cast(RanksBy | None, ranks_by),
         peers=peers,
         history=_read_history(environment),
-        code=_read_code(environment),
+        code=_read_archive(environment, contract.ENV_CODE_ARCHIVE, contract.ENV_CODE_DIGEST),
+        packages=_read_archive(environment, contract.ENV_PACKAGES_ARCHIVE, contract.ENV_PACKAGES_DIGEST),
+        packages_cache=Path(cache) if (cache := environment.get(contract.ENV_PACKAGES_CACHE)) else None,
         checkpoints_dir=_read_checkpoints_dir(environment),
         read_output=cast(contract.ReadOutput, read_output),
         environment=dict(environment),
