@@ -25,6 +25,7 @@ from dtj.api.job_file import read_job_file
 from dtj.cli.plan_summary import print_summary
 from dtj.cluster.port import ApiError
 from dtj.plan.job import plan_job
+from dtj.reconcile.kept_job import keep, weight
 from tests.fuzz.weather import SetClocks, Weather
 from tests.unit.support.fake_cluster import SCHEMA, FakeCluster
 from tests.unit.support.structural import schema_faults
@@ -33,6 +34,8 @@ from tests.unit.support.world import KEY
 PASSES = 24
 _LARGE, _LARGE_BYTES, _PASSES_OF_LARGE = 100, 1_000_000, 10
 """The double of the API server keeps all pods: a job that had so many, or so large ones, gets fewer passes."""
+_CHANGES_BYTES = 150_000_000
+"""It keeps each pod as it was after each change too: at so many bytes, the passes end."""
 _NODES = 50
 """Places for pods: of those of a large job most wait, which is enough to see that nothing breaks."""
 _PODS = 1_000
@@ -135,10 +138,13 @@ def _reconcile(seen: Seen, job: Manifest, chance: random.Random, passes: int) ->
     world.kubelet.places = _NODES
     weather = Weather(chance, world, _PODS)
     in_the_api_server, size = _timed(world.cluster), len(json.dumps(job))
+    held = weight(keep(world.cluster.job()))
     with asyncio.Runner() as runner:
         for passed in range(passes):
             pods = len(world.cluster.created_pods)
             if passed >= _PASSES_OF_LARGE and (pods > _LARGE or pods * size > _LARGE_BYTES):
+                break
+            if len(world.cluster.log) * held > _CHANGES_BYTES:
                 break
             weather.passes(passed)
             world.view.deliver()
