@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dtj.api.code import Code
+from dtj.api.code import Code, Packages
 from dtj.api.condition_types import ConditionType
 from dtj.api.data import CacheClaim, CacheEmptyDir, CacheHostPath, CacheMedium, Data, DataCache
 from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable, Unusable
@@ -80,6 +80,7 @@ __all__ = [
     "MLflow",
     "Metadata",
     "NotFound",
+    "Packages",
     "ParameterServer",
     "PastJob",
     "Phase",

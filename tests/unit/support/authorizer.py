@@ -65,7 +65,7 @@ def asked_by(request: web.Request) -> Right | None:
     """Return the right that a request needs; None for discovery, which all authenticated users may read."""
     words = request.path.strip("/").split("/")
     root = 3 if words[0] == "apis" else 2
-    if len(words) <= root:
+    if words[0] not in ("api", "apis") or len(words) <= root:
         return None
     group, rest = (words[1] if root == 3 else ""), words[root:]
     namespace = ""
