@@ -72,11 +72,12 @@ def submit(
     if timeout is not None and not wait:
         raise Unusable("--timeout needs --wait", "add --wait, or leave --timeout out")
     words = words_of(ctx)
+    if dry_run:
+        with _job(_connected(namespace, context), target, name, code, words, namespace) as (job, *_):
+            _dry_run(job, format_)
+        return
     client = connect(namespace, context)
     with _job(client, target, name, code, words, namespace) as (job, archive, packages):
-        if dry_run:
-            _dry_run(job, format_)
-            return
         try:
             submitted = client.submit(job, archive=archive, packages=packages, namespace=namespace)
         except NameTaken as error:
@@ -98,9 +99,23 @@ def submit(
         raise typer.Exit(0 if submitted.status.phase is Phase.SUCCEEDED else 1)
 
 
+def _connected(namespace: str | None, context: str | None) -> Client | None:
+    """Return a client; none, with a note, if there is no cluster, which a dry run does not need."""
+    try:
+        return connect(namespace, context)
+    except Unreachable as error:
+        errors.print(f"the defaults of the namespace are unknown: {error.message}", style="yellow")
+        return None
+
+
 @contextmanager
 def _job(
-    client: Client, target: Path, name: str | None, code: CodeOptions, words: Words, namespace: str | None
+    client: Client | None,
+    target: Path,
+    name: str | None,
+    code: CodeOptions,
+    words: Words,
+    namespace: str | None,
 ) -> Iterator[tuple[DistributedTrainingJob, Path | None, Path | None]]:
     """Yield the job of a target, and the archives of its code and its packages if the target is a script or folder.
     Raises DtjError.
@@ -125,8 +140,9 @@ def _job(
     from dtj.client.defaults import config_file, name_of_config_map
 
     program, wishes = code.program(target), code.wishes(words)
-    strategy, of_namespace = program.strategy.strategy, name_of_config_map(client.namespace)
-    values = code.values(strategy, (of_namespace, _of_namespace(client)))
+    strategy = program.strategy.strategy
+    of_namespace = name_of_config_map(client.namespace if client else namespace or "default")
+    values = code.values(strategy, (of_namespace, _of_namespace(client) if client else None))
     if (image := values.get(f"image.{strategy}")) is None:
         raise Unusable(
             f"nothing names the image of a {strategy} job",

@@ -207,6 +207,16 @@ def test_a_dry_run_prints_a_job_file_that_is_valid(
     assert yaml.safe_load(result.stdout)["spec"]["code"]["entrypoint"] == "train.py"
 
 
+def test_a_dry_run_needs_no_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*_: object) -> None:
+        raise Unreachable("no cluster is configured")
+
+    monkeypatch.setattr("dtj.cli.submit.connect", connect)
+    result = call("submit", folder, "--image", "i", "--dry-run", "-o", "json")
+    assert "the defaults of the namespace are unknown: no cluster is configured" in result.stderr
+    assert json.loads(result.stdout)["spec"]["image"] == "i"
+
+
 def test_a_taken_name_is_refused_with_the_line_that_works(client: type[FakeClient], folder: Path) -> None:
     words = ("--image=i", "--name", "mnist", "-d", "--", "--lr", "0.1 0.2")
     error: Any = call("submit", folder, *words).exception

@@ -167,7 +167,8 @@ def _install(new: Path, lock: int) -> None:
         if done.returncode:
             raise CodeError(_told(done.stdout.decode(errors="replace")))
     shutil.copyfile(new / "wheels" / FILE, target / FILE)
-    log.info("installed %d packages for Python %s", len(wheels), found.python)
+    count = "1 package" if len(wheels) == 1 else f"{len(wheels)} packages"
+    log.info("installed %s for Python %s", count, found.python)
     _write_through(target)
 
 
