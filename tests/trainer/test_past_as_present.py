@@ -36,6 +36,7 @@ from dtj.api.job import Manifest, read_job
 from dtj.api.yaml_text import dump
 from dtj.plan.history import history_of
 from dtj.plan.record import end_of
+from dtj_trainer import contract
 from dtj_trainer.artifacts.history import HistoryWriter
 from dtj_trainer.artifacts.store import open_store
 from dtj_trainer.contract.history import success_record
@@ -113,7 +114,8 @@ def add(cluster: HttpCluster, name: str, status: Manifest, history: str) -> None
     writer = HistoryWriter(open_store(uri), told)
     writer.write_index()
     writer.write_run()
-    writer.write_job(dump({key: value for key, value in stored.items() if key != "status"}).encode())
+    content = dump({key: value for key, value in stored.items() if key != "status"}).encode()
+    writer.write_absent(contract.JOB_FILE, content)
     if name == "done":
         report: dict[str, Any] = {"progress": PROGRESS, "artifacts": {"uri": uri}}
         record = success_record(told, "launcher-0", 1, status["startTime"], status["completionTime"], report)
