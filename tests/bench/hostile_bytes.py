@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
 from dtj.api.checking import MOST_ENTRIES
 from dtj.api.identity import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGER
 from dtj.api.nesting import MOST_LEVELS
-from dtj.reconcile.metrics import LAG_SECONDS
 from tests.bench.api_client import ApiClient, Manifest
 from tests.bench.control_plane import ControlPlane
 from tests.bench.crowd import at_once, crowd, namespace
 from tests.bench.ended_jobs import megabytes_of_ended
-from tests.bench.figures import percentile
+from tests.bench.honest import BARE, MADE, RATIO, Figures, bare_process, honest_figures, honest_targets
 from tests.bench.jobs import collection, job, jobs_path
 from tests.bench.operator_process import Operator, cpu_seconds, operating, until
 from tests.bench.pod_mover import AT_ONCE
@@ -32,19 +27,12 @@ _SENT_AT_ONCE = 2
 _WAIT_SECONDS = 900.0
 # Of the 1.5 MiB that etcd takes, what remains for the rest of a job and for its managedFields.
 _HUGE_BYTES = 1_400_000
-_BESIDE = "an honest job: applied to all pods made, p50, ms"
-_RATIO = "an honest job, by its time alone"
-_PEAK, _LAG = "operator: peak memory, MB", "operator: its event loop was late by at most, s"
-_BARE = "a bare process: late by at most, s"
 _MORE = f"{_ENDED} ended jobs: memory, MB"
 
 TARGETS = (
-    Target("hostile-bytes/memory/256MB", _PEAK, 256),
-    Target("hostile-bytes/lag/100ms-or-bare", _LAG, lambda run: max(0.1, run[_BARE])),
-    Target("hostile-bytes/honest/alone", _RATIO, 2, of_a_ratio=True),
+    *honest_targets("hostile-bytes"),
     Target("ended-jobs/memory/120MB", _MORE, 120),
 )
-Figures = dict[str, float]
 
 
 async def hostile_bytes(plane: ControlPlane, admin: ApiClient, part: float = 1.0) -> dict[str, Figures]:
@@ -56,14 +44,14 @@ async def hostile_bytes(plane: ControlPlane, admin: ApiClient, part: float = 1.0
         ended = {_MORE: await megabytes_of_ended(_ENDED)}
     async with operating(plane) as operator, bare_process() as bare:
         with step("an honest job alone"):
-            alone = await _honest(plane, admin, operator, "honest-alone") | {_BARE: await bare()}
+            alone = await _honest(plane, admin, operator, "honest-alone") | {BARE: await bare()}
         await admin.create("/api/v1/namespaces", {"kind": "Namespace", "metadata": {"name": _PLACE}})
         with step("the objects of a hostile tenant"):
             seconds = await _attack(admin, part)
         with step("an honest job beside them"):
             await until("an empty queue", operator.idle, _WAIT_SECONDS)
             beside = await _honest(plane, admin, operator, "honest-beside") | seconds
-            beside[_BARE] = await bare()
+            beside[BARE] = await bare()
     begun = time.perf_counter()
     async with bare_process() as bare, operating(plane) as operator:
         with step("the operator starts again"):
@@ -74,9 +62,9 @@ async def hostile_bytes(plane: ControlPlane, admin: ApiClient, part: float = 1.0
 
             await until("a pass over every job", caught_up, _WAIT_SECONDS)
             started = {"start-up until every job was looked at, s": time.perf_counter() - begun}
-            started |= await _honest(plane, admin, operator, "honest-again") | {_BARE: await bare()}
+            started |= await _honest(plane, admin, operator, "honest-again") | {BARE: await bare()}
     for figures in (beside, started):
-        figures[_RATIO] = figures[_BESIDE] / alone[_BESIDE]
+        figures[RATIO] = figures[MADE] / alone[MADE]
     return {"alone": alone | ended, "beside": beside, "a new operator": started}
 
 
@@ -93,51 +81,10 @@ async def _honest(plane: ControlPlane, admin: ApiClient, operator: Operator, pla
                 await jobs.succeed()
                 await jobs.phase("Succeeded")
     return {
-        _BESIDE: percentile(made_ms, 0.5),
-        "the slowest of them, ms": max(made_ms),
+        **await honest_figures(made_ms, operator),
         "operator: CPU of these jobs, s": operator.cpu_seconds - cpu,
         "API server and etcd: CPU meanwhile, s": sum(map(cpu_seconds, plane.pids.values())) - server,
-        "operator: memory, MB": operator.bytes / 1e6,
-        _PEAK: operator.peak_bytes / 1e6,
-        _LAG: await operator.event_loop_lag() or 0.0,
     }
-
-
-# By how much a process is late that does nothing but wake 10 times a second, as the operator measures itself.
-_WAKES = """
-import select, sys, time
-late = 0.0
-while True:
-    begun = time.monotonic()
-    asked, _, _ = select.select([sys.stdin], [], [], 0.1)
-    late = max(late, time.monotonic() - begun - 0.1)
-    if asked:
-        if not sys.stdin.readline():
-            break
-        print(late, flush=True)
-"""
-
-
-@asynccontextmanager
-async def bare_process() -> AsyncIterator[Callable[[], Awaitable[float]]]:
-    """A bare process beside the operator; by how many seconds it was late at most, as the bound of a bucket."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", _WAKES), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    to, answers = process.stdin, process.stdout
-
-    async def late() -> float:
-        to.write(b"\n")
-        seconds = float(await answers.readline())
-        return next((bound for bound in LAG_SECONDS if seconds <= bound), seconds)
-
-    try:
-        yield late
-    finally:
-        to.close()
-        await process.wait()
 
 
 async def _attack(admin: ApiClient, part: float) -> Figures:

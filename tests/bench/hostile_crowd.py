@@ -18,8 +18,7 @@ from dtj.api.identity import KIND, LABEL_JOB, LABEL_MANAGED_BY, LABEL_RECORD, MA
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
 from tests.bench.control_plane import ControlPlane
-from tests.bench.figures import percentile
-from tests.bench.hostile_bytes import bare_process
+from tests.bench.honest import BARE, MADE, RATIO, Figures, bare_process, honest_figures, honest_targets
 from tests.bench.operator_process import Operator, operating, until
 from tests.bench.targets import Target
 from tests.cluster.progress import step
@@ -31,18 +30,12 @@ _CONFIGS, _REFUSED, _RECORDED, _SENDERS = 20_000, 300, 60, 200
 _HONEST = 10
 _WAIT_SECONDS = 600.0
 _ATTACK_SECONDS = 60.0
-_MADE = "an honest job: applied to all pods made, p50, ms"
-_RATIO, _PEAK = "an honest job, by its time alone", "operator: peak memory, MB"
-_LAG, _BARE = "operator: its event loop was late by at most, s", "a bare process: late by at most, s"
 _WRITES = "writes for each job over quota"
 
 TARGETS = (
-    Target("hostile-crowd/memory/256MB", _PEAK, 256),
-    Target("hostile-crowd/lag/100ms-or-bare", _LAG, lambda run: max(0.1, run[_BARE])),
-    Target("hostile-crowd/honest/alone", _RATIO, 2, of_a_ratio=True),
+    *honest_targets("hostile-crowd"),
     Target("hostile-crowd/writes-over-quota/20", _WRITES, 20),
 )
-Figures = dict[str, float]
 
 
 async def hostile_crowd() -> dict[str, Figures]:
@@ -63,7 +56,7 @@ async def hostile_crowd() -> dict[str, Figures]:
                     await asyncio.sleep(_ATTACK_SECONDS)
                     with step("an honest job beside them"):
                         beside = await _honest(cluster, operator, "beside", bare)
-            beside[_RATIO] = beside[_MADE] / alone[_MADE]
+            beside[RATIO] = beside[MADE] / alone[MADE]
             beside[_WRITES] = _writes_over_quota(cluster) / _REFUSED
     return {"alone": alone, "beside": beside}
 
@@ -164,14 +157,7 @@ async def _honest(
 
         await until("the pods of an honest job", made, _WAIT_SECONDS, every=0.002)
         made_ms.append((time.perf_counter() - begun) * 1000)
-    return {
-        _MADE: percentile(made_ms, 0.5),
-        "the slowest of them, ms": max(made_ms),
-        "operator: memory, MB": operator.bytes / 1e6,
-        _PEAK: operator.peak_bytes / 1e6,
-        _LAG: await operator.event_loop_lag() or 0.0,
-        _BARE: await bare(),
-    }
+    return await honest_figures(made_ms, operator) | {BARE: await bare()}
 
 
 def _writes_over_quota(cluster: HttpCluster) -> float:
