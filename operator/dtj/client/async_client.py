@@ -117,10 +117,8 @@ class AsyncClient:
     async def defaults(self, namespace: str | None = None) -> Defaults | None:
         """Return the defaults that the ConfigMap `dtj-defaults` of a namespace has; None without one."""
         namespace = namespace or self.namespace
-        about = {"name": CONFIG_MAP, "namespace": namespace}
-        config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about}
         with self._explained(namespace):
-            return of_config_map(await self._api.get(config), namespace)
+            return of_config_map(await self._api.config_map(namespace, CONFIG_MAP), namespace)
 
     async def get(
         self, name: str, *, namespace: str | None = None, uid: str | None = None

@@ -123,14 +123,12 @@ async def _share(api: UserApi, namespace: str, name: str, job: Manifest) -> None
 
     A ConfigMap that dtj did not make stays as it is.
     """
-    config: Manifest = {"apiVersion": "v1", "kind": "ConfigMap"}
-    config["metadata"] = {"name": name, "namespace": namespace}
     try:
-        config = await api.get(config) or config
+        config = await api.config_map(namespace, name)
     except ApiError as error:
         log.debug("the ConfigMap %s is not read: %s", name, error)
         return
-    if LABEL_CODE not in (config["metadata"].get("labels") or {}):
+    if config is None or LABEL_CODE not in (config["metadata"].get("labels") or {}):
         return
     try:
         await api.add_owner(config, _owner(job))

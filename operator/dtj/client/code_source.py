@@ -28,7 +28,7 @@ async def find_code(api: UserApi, job: DistributedTrainingJob, endpoint: str | N
     endpoint: URL of the store; see `artifacts_of`. Raises NotFound if the archive is nowhere, and ApiError.
     """
     code = code_of(job)
-    archive = await _in_cluster(api, job, code) if code.config_map else None
+    archive = await _in_cluster(api, job, code, code.config_map) if code.config_map else None
     if archive is not None:
         return archive
     if job.spec.artifacts is not None:
@@ -41,11 +41,10 @@ async def find_code(api: UserApi, job: DistributedTrainingJob, endpoint: str | N
     )
 
 
-async def _in_cluster(api: UserApi, job: DistributedTrainingJob, code: Code) -> bytes | None:
+async def _in_cluster(api: UserApi, job: DistributedTrainingJob, code: Code, name: str) -> bytes | None:
     """Return the archive in the ConfigMap; None if it is gone, has other content, or may not be read."""
-    metadata = {"name": code.config_map, "namespace": job.namespace}
     try:
-        found = await api.get({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+        found = await api.config_map(job.namespace, name)
     except ApiError as error:
         if error.status != HTTPStatus.FORBIDDEN or job.spec.artifacts is None:
             raise

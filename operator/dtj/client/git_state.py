@@ -24,12 +24,12 @@ _FIELDS_BEFORE_PATH = {"1": 8, "2": 9, "u": 10}
 def git_state(folder: Path, names: Iterable[str] = ()) -> GitState | None:
     """Return the commit, the branch and the remote of a folder.
 
-    Returns None without Git, outside of a repository, before the first commit, or if Git takes longer than seconds.
+    Returns None without Git, outside of a repository, before the first commit, or if Git takes longer than _SECONDS.
 
     names: the files of the archive, relative to the folder. `modified` says whether one of them differs from the
     commit, or is missing in it, or whether a file of the commit was deleted. Files that stay out do not count.
     """
-    # The configuration of the repository may name a program that Git would start.
+    # core.fsmonitor may name a program of the repository, which Git would start.
     status = _git(
         folder,
         "-c",

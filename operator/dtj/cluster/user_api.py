@@ -68,6 +68,12 @@ class UserApi(KubernetesApi):
         async for change in self._watch(_jobs(namespace), KIND, query, _WATCH_TIMEOUT):
             yield change
 
+    async def config_map(self, namespace: str, name: str) -> Manifest | None:
+        """Return a ConfigMap; None if it does not exist."""
+        return await self.get(
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}}
+        )
+
     async def patch_job(self, namespace: str, name: str, patch: Manifest) -> Manifest:
         """Merge a patch into a job."""
         return await self._request("PATCH", f"{_jobs(namespace)}/{segment(name)}", KIND, patch, MERGE_PATCH)
