@@ -32,7 +32,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-layouts test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd image-packages pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade bench-serve bench-output bench-code gpu-kit
+.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-layouts test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd image-packages pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade bench-rounds bench-recovery bench-spares bench-serve bench-output bench-code gpu-kit
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -81,8 +81,9 @@ test-snapshots: $(VENV)  ## 20,000 random programs and 1,000 chains of attempts 
 	DTJ_TEST_HISTORIES=20000 $(PY) -m pytest -k test_histories tests/trainer/test_picture.py
 	SEEDS=500 DTJ_TEST_CHAINS=1000 $(PY) -m pytest --numprocesses=2 tests/trainer/test_pod_files.py tests/trainer/test_snapshot_chains.py
 
-test-layouts: $(VENV)  ## six libraries, installed in the cache (200 MB), each killed and resumed, and eight programs that know nothing of dtj; RECORD=1 records their system calls anew
+test-layouts: $(VENV)  ## six libraries, installed in the cache (200 MB), each killed and resumed, eight programs that know nothing of dtj, and five scripts by `dtj submit` on the cluster; RECORD=1 records their system calls anew
 	$(PY) -m pytest -m layouts tests/layouts
+	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- -m layouts tests/cluster
 	$(if $(RECORD),$(PY) -c 'from tests.layouts.test_kills import python; print(python())' | xargs $(PY) -m tests.layouts.record)
 
 test-store-faults: $(VENV)  ## each fault of the store in each phase of a pod, and the table of what happened; 10 minutes
@@ -180,6 +181,15 @@ bench-code: $(VENV)  ## what code that a job brings adds to the same job from an
 
 bench-output: $(VENV)  ## the agent's CPU for 1 GB of output, with and without reading it for curves
 	@$(PY) -m tests.bench.output_reading
+
+bench-rounds: $(VENV)  ## what a restart in place costs the coordinator (5,000 agents beside 1,000) and the operator (beside new pods); minutes
+	@$(PY) -m tests.bench.rounds
+
+bench-recovery: $(VENV)  ## from the SIGKILL of a rank to its next step: new pods, restarts in place, two waiting interpreters without dtj; 20 minutes
+	@$(PY) -m tests.bench.recovery
+
+bench-spares: $(VENV)  ## kill of a bare PyTorch script's ranks to their next step, by new processes and by warm spares; a minute
+	@$(PY) -m tests.bench.spares
 
 bench-serve: $(VENV)  ## `dtj serve` beside the bare session, a minimal server, LitServe and TorchServe; 1.2 GB of environments
 	@$(PY) -m tests.bench.serve

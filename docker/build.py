@@ -27,7 +27,7 @@ from base import IMAGE, ensure_base
 from combinations import USUAL_TENSORFLOW, for_gpus, refuse
 from engine import Engine, engine
 from host import CACHE, REPOSITORY, BuildError, digest, one_at_a_time, pins, say, version
-from image_packages import package_labels
+from image_packages import has_labels, labels_of, package_labels
 from wheels import (
     FRAMEWORKS,
     HOROVOD_VERSION,
@@ -341,8 +341,13 @@ def archive_of(image: Image) -> Path:
             for tag, target in image.tags.items():
                 say(f"building {tag}")
                 values = labels(tag, image.args["BASE_IMAGE"], image.origin)
-                values |= package_labels(tag, wheels, image.args)
-                docker.build(context, image.dockerfile, target, tag, image.args, values)
+                known = package_labels(tag, wheels, image.args)
+                docker.build(context, image.dockerfile, target, tag, image.args, values | known)
+                if (
+                    has_labels(tag) and not known
+                ):  # The same layers once more, with what the image says of itself.
+                    values |= labels_of(docker, tag)
+                    docker.build(context, image.dockerfile, target, tag, image.args, values)
             _save(docker, list(image.tags), archive)
     return archive
 

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from base import IMAGE
+from engine import Engine
 from host import REPOSITORY, version
 
 FILE = REPOSITORY / "operator/dtj/client/image_packages.json"
@@ -21,19 +22,48 @@ PYTHON = "3.11"
 def packages_in(wheels: list[Path], *, horovod: bool) -> dict[str, str]:
     """Return the version of each package of an image, except dtj's own. horovod: whether Horovod is installed."""
     pairs = [wheel.name.split("-")[:2] for wheel in wheels]
-    found = {re.sub(r"[-_.]+", "-", name).lower(): of for name, of in pairs}
+    found = {_normalized(name): of for name, of in pairs}
     if not horovod:
         found.pop("horovod", None)
     return dict(sorted(found.items()))
 
 
+LISTING = """
+import sys
+from importlib.metadata import distributions
+listed = [f"{each.name}=={each.version}" for each in distributions()]
+print(f"{sys.version_info.major}.{sys.version_info.minor}", *listed)
+"""
+"""A program that prints the version of Python and each package, in one line."""
+
+
+def has_labels(tag: str) -> bool:
+    """Return whether an image has the labels of packages: jobs with packages need dtj_trainer."""
+    return "-trainer-" in tag
+
+
 def package_labels(tag: str, wheels: list[Path], args: dict[str, str]) -> dict[str, str]:
-    """Return the labels by which clients know Python and packages; none where the index of packages decides."""
-    if "-trainer-" not in tag or args["BASE_IMAGE"] != IMAGE or args.get("PACKAGES_FROM") == "index":
+    """Return the labels by which clients know Python and packages; none where base or index of packages decide."""
+    if not has_labels(tag) or args["BASE_IMAGE"] != IMAGE or args.get("PACKAGES_FROM") == "index":
         return {}
-    found = {"dtjob": version(), **packages_in(wheels, horovod="horovod" in tag)}
-    listed = " ".join(f"{name}=={of}" for name, of in found.items())
-    return {"dtj.dev/python": PYTHON, "dtj.dev/packages": listed}
+    return _labels(PYTHON, {"dtjob": version(), **packages_in(wheels, horovod="horovod" in tag)})
+
+
+def labels_of(docker: Engine, tag: str) -> dict[str, str]:
+    """Return the labels of a built image, as its own Python tells them. Raises BuildError."""
+    printed = docker.run("run", "--rm", "--network=none", "--entrypoint=python", tag, "-c", LISTING)
+    python, *listed = printed.splitlines()[-1].split()  # Docker may print warnings before.
+    pairs = (each.partition("==") for each in listed)
+    return _labels(python, {_normalized(name): of for name, _, of in pairs})
+
+
+def _labels(python: str, packages: dict[str, str]) -> dict[str, str]:
+    listed = " ".join(f"{name}=={of}" for name, of in sorted(packages.items()))
+    return {"dtj.dev/python": python, "dtj.dev/packages": listed}
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ another server. `inaccessible` asks axe-core for what keeps people out.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -190,9 +191,19 @@ def grounds(page: Page) -> list[str]:
 
 def overflow(page: Page) -> int:
     """CSS pixels by which a page is wider than its window, once it is drawn anew for a new size of the window."""
-    from playwright.sync_api import TimeoutError as PlaywrightTimeout
-
     wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    with suppress(PlaywrightTimeout):
-        page.wait_for_function(f"{wider} <= 0", timeout=5000 * PATIENCE)
+    with suppress(TimeoutError):
+        until_true(page, f"{wider} <= 0", seconds=5 * PATIENCE)
     return int(page.evaluate(wider))
+
+
+def until_true(page: Page, holds: str, argument: object = None, *, seconds: float = 10 * PATIENCE) -> None:
+    """Wait until an expression in JavaScript, or a function of the argument, holds. Raises TimeoutError.
+
+    `Page.wait_for_function` looks again by `eval` in the page, which the policy of dtj's pages forbids.
+    """
+    deadline = time.monotonic() + seconds
+    while not page.evaluate(holds, argument):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{holds} does not hold after {seconds:g} s")
+        page.wait_for_timeout(20)

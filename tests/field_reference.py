@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import Reason
+from dtj.api.status import ConditionType
 
 ROOT = Path(__file__).parents[1]
 CRD = ROOT / "manifests/crd/distributedtrainingjobs.yaml"

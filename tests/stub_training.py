@@ -37,7 +37,7 @@ from pathlib import Path
 from dtj_trainer import contract, progress
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.tensorboard import ScalarWriter
-from dtj_trainer.train.metrics import MetricsFile
+from dtj_trainer.train.report import MetricsFile
 
 NAME = "stub-training"
 RANK_PORT = 29900

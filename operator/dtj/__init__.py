@@ -17,7 +17,7 @@ def __getattr__(name: str) -> Any:
         from dtj_trainer.contract.distribution import version
 
         return version()
-    # Loaded when asked for: the operator imports dtj too, and needs no client.
+    # Import the client on first use: the operator also imports this package, and does not need the client.
     if name in __all__:
         import dtj.client
 

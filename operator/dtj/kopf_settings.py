@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 import aiohttp
 import kopf
 
 from dtj.api.identity import PLURAL
-from dtj.cluster import user_agent
+from dtj.cluster import kubernetes_client
 from dtj.cluster.api import JOBS_PAGE
-from dtj.cluster.decoding import ListBody, decoded, listed
+from dtj.cluster.decoding import ListBody, decoded_event, listed
 
 # A connection may die unnoticed. The API server sends a bookmark on each watch every minute, so that a watch that is
 # silent for longer is dead. Every watch also has a maximum age, which the server or else the operator enforces.
@@ -23,14 +23,15 @@ _REQUEST_SECONDS = 60.0
 _SILENCE_SECONDS = 70.0
 _WATCH_SECONDS = 600
 _WATCH_SLACK_SECONDS = 30
-# Seconds before kopf lists or watches jobs again after an error. The informers tell of the error, and serve the jobs.
+# Seconds before kopf lists or watches jobs again after an error. The informers log the error, and trigger passes in
+# the meantime.
 _REFUSED_SECONDS = 20.0
 # Seconds before kopf repeats a request whose answer was not JSON.
 _NO_JSON_SECONDS = 1.0
-# 401: kopf logs in again. 410: a watch at a version that is too old.
+# Answers that kopf handles itself. 401: kopf logs in again. 410: the version of the watch is too old, and kopf lists.
 _FOR_KOPF = (401, 410)
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion")
-# kopf needs the identity of a job, and an API server from 1.15 on sends no more than the metadata.
+# The Accept header that asks for the metadata only, which API servers support from 1.15 on. kopf needs no more.
 _METADATA = "application/json;as={};g=meta.k8s.io;v=v1,application/json"
 _log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def trigger_session(account: kopf.ConnectionInfo) -> kopf.AiohttpSession:
     """Return kopf's session: with this account, the operator's User-Agent, and answers reduced to identities."""
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=account.as_ssl_context()),
-        headers={**account.as_http_headers(), "User-Agent": user_agent.OPERATOR},
+        headers={**account.as_http_headers(), "User-Agent": kubernetes_client.OPERATOR},
         proxy=account.proxy_url,
         trust_env=account.trust_env,
         response_class=IdentityResponse,
@@ -71,7 +72,7 @@ def trigger_session(account: kopf.ConnectionInfo) -> kopf.AiohttpSession:
 async def _metadata_only(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Ask for the metadata of jobs alone. kopf itself asks for whole objects."""
+    """Change kopf's requests for jobs so that they ask for the metadata only, not for whole objects."""
     if request.url.path.endswith(f"/{PLURAL}"):
         kind = "PartialObjectMetadata" if request.url.query.get("watch") else "PartialObjectMetadataList"
         request.headers["Accept"] = _METADATA.format(kind)
@@ -110,7 +111,7 @@ class IdentityResponse(aiohttp.ClientResponse):
             return await super().json(**options)
         body, items = ListBody(), list[dict[str, Any]]()
         try:
-            async for some in listed(self.content.iter_any(), body):
+            async for some in listed(self.content.iter_any(), body, _identity):
                 items += [_identity(item) for item in some]
         except ValueError:
             begin = body.begin.decode(errors="replace")
@@ -141,11 +142,11 @@ class _Events:
                 yield json.dumps(event).encode() + b"\n"
         except ValueError as error:
             _log.warning("GET %s: a line of the watch is not a JSON object: %s", self._path, error)
-            await asyncio.sleep(_NO_JSON_SECONDS)  # kopf starts the next watch without a pause.
+            await asyncio.sleep(_NO_JSON_SECONDS)  # Pause here, because kopf starts the next watch at once.
 
 
 async def _lines(content: aiohttp.StreamReader, size: int) -> AsyncIterator[bytes]:
-    # The reader's own `readline` limits the length of a line.
+    # Do not use the reader's `readline`, which limits the length of a line.
     rest = b""
     async for block in content.iter_chunked(size):
         *lines, rest = (rest + block).split(b"\n")
@@ -157,14 +158,14 @@ async def _lines(content: aiohttp.StreamReader, size: int) -> AsyncIterator[byte
 
 def _identity(manifest: Any) -> dict[str, Any]:
     """Return name, namespace, uid and version. Raises ValueError."""
-    if not isinstance(manifest, dict) or not isinstance(metadata := manifest.get("metadata"), dict):
+    if not isinstance(manifest, Mapping) or not isinstance(metadata := manifest.get("metadata"), dict):
         raise ValueError("not an object")
     return {"metadata": {name: metadata[name] for name in _IDENTITY if name in metadata}}
 
 
 async def _object(text: bytes) -> dict[str, Any]:
     """Decode a JSON object. Raises ValueError."""
-    read = await decoded(text)
+    read = await decoded_event(text, _identity)
     if not isinstance(read, dict):
         raise ValueError("not an object")
     return read

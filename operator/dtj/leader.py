@@ -17,27 +17,27 @@ from dtj.plan.job import plan_job
 from dtj.plan.plan_cache import PlanCache
 from dtj.plan.record import record_pod
 from dtj.reconcile.controller import Controller
-from dtj.reconcile.informers import Informers
-from dtj.reconcile.lister import Lister
-from dtj.reconcile.metrics import Metrics
+from dtj.reconcile.informers import Informers, Lister
+from dtj.reconcile.metrics import OperatorMetrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
-from dtj.reconcile.record import Recorder
-from dtj.reconcile.record_places import RecordPlaces
+from dtj.reconcile.record import RecordKeeper, RecordPlaces
 from dtj.reconcile.view import Key
 from dtj_trainer.contract.history import RecordedPod
 
 # Seconds for passes in progress when the operator ends. A pass takes milliseconds, but a request may hang.
 GRACE_SECONDS = 5.0
-# Pods of a job start and end one after the other. A status that changes only in its counts is written this seldom.
+# A status in which only the counts of pods change is written at most this often: pods of a job start and end one
+# after the other.
 _COUNTS_SECONDS = 5.0
-# A pass creates several objects, and each causes an event. The rest lets one pass handle several events.
+# The pause after a pass before the next pass over the same job. A pass causes several watch events, and one next pass
+# then handles all of them.
 _REST_SECONDS = 0.02
 
 
 def _share(workers: int) -> int:
-    """Return how many workers may be in passes over jobs of one namespace: a quarter stays for other namespaces."""
+    """Return how many workers may work on jobs of one namespace at a time. A quarter is left for other namespaces."""
     return max(workers - workers // 4, 1)
 
 
@@ -45,7 +45,7 @@ class Leader:
     """Reconciles jobs. Start a leader once, and stop it when done."""
 
     def __init__(
-        self, options: Options, cluster: KubernetesApi, metrics: Metrics, clock: ServerClock
+        self, options: Options, cluster: KubernetesApi, metrics: OperatorMetrics, clock: ServerClock
     ) -> None:
         self._options = options
         self._cluster = cluster
@@ -92,7 +92,8 @@ class Leader:
         """Start watches and workers. Workers get the jobs of a namespace when its caches have synced."""
         self._controller.start(self._options.workers)
         self._informers.start()
-        # A namespace that the API server refuses, for example because its Role is gone, holds up no other namespace.
+        # Open each namespace in a task of its own: the API server may refuse one namespace, for example because its
+        # Role is missing, and this must not delay other namespaces.
         self._opening = [
             asyncio.create_task(self._open(namespace)) for namespace in self._informers.namespaces
         ]
@@ -136,7 +137,7 @@ class Leader:
         await self._cluster.close()
 
 
-def _recorder(options: Options, places: RecordPlaces) -> Recorder | None:
+def _recorder(options: Options, places: RecordPlaces) -> RecordKeeper | None:
     image = options.record_image or options.tensorboard_image
     if image == NO_RECORDS:
         return None
@@ -144,7 +145,7 @@ def _recorder(options: Options, places: RecordPlaces) -> Recorder | None:
     def build(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: str) -> Manifest:
         return record_pod(replace(job, pod_user=options.job_user), status, pods, time, image)
 
-    return Recorder(build, places)
+    return RecordKeeper(build, places)
 
 
 def _plans(options: Options) -> PlanCache:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from dtj.admission.certificates import VALIDITY
 from dtj.admission.service import Webhook
-from dtj.api.data import NODE_FOLDER
 from dtj.api.job import POD_USER
-from dtj.api.patterns import MEANINGS
+from dtj.api.sentences import MEANINGS
+from dtj.api.spec import NODE_FOLDER
 from dtj.cluster.api import own_namespace
 from dtj.plan.tensorboard import DEFAULT_IMAGE
 from dtj.reconcile.budget import NAMESPACE_BYTES
-from dtj.reconcile.lease import Timing
+from dtj.reconcile.election import Timing
 
 _LEASE = "dtj-operator"
 _WORKERS = 16
@@ -40,7 +40,7 @@ class Options:
     progress_rate: float
     tensorboard_image: str
     record_image: str | None
-    """NO_RECORDS: the operator makes no record pods; None: the image is `tensorboard_image`."""
+    """The image of record pods; NO_RECORDS: the operator makes none; None: `tensorboard_image`."""
     job_user: int | None
     job_network_policies: bool
     data_cache_host_paths: Sequence[str]
@@ -53,7 +53,7 @@ class Options:
     lease_name: str
     timing: Timing
     webhook: Webhook | None
-    """None: the webhook is off."""
+    """The settings of the admission webhook; None: the webhook is off."""
 
 
 def read_flags(words: Sequence[str] | None = None) -> Options:
@@ -79,43 +79,42 @@ def read_flags(words: Sequence[str] | None = None) -> Options:
         type=_positive,
         default=5.0,
         metavar="SECONDS",
-        help="between two looks at a job's progress (default: %(default)s)",
+        help="seconds between two requests for a job's progress (default: %(default)s)",
     )
     parser.add_argument(
         "--progress-rate",
         type=_positive,
         default=3.0,
         metavar="LOOKS",
-        help="how many looks at jobs' progress a second are enough: where more jobs train than that and the interval "
-        "allow, each is looked at less often, but for those with runPolicy.stallTimeoutSeconds "
-        "(default: %(default)s)",
+        help="limit of requests for the progress of jobs per second, over all jobs: with many running jobs, the "
+        "operator asks each job less often, except jobs with runPolicy.stallTimeoutSeconds (default: %(default)s)",
     )
     parser.add_argument(
         "--tensorboard-image",
         default=DEFAULT_IMAGE,
         metavar="IMAGE",
-        help="of jobs with spec.tensorboard that name none (default: %(default)s)",
+        help="image of a job's TensorBoard if spec.tensorboard names none (default: %(default)s)",
     )
     parser.add_argument(
         "--record-image",
         metavar="IMAGE",
-        help="of the pods that record in the bucket how jobs ended; none: no such pods (default: the image of "
-        "--tensorboard-image)",
+        help="image of the pods that record the ends of jobs in the bucket; none: the operator makes no such pods "
+        "(default: the image of --tensorboard-image)",
     )
     parser.add_argument(
         "--job-user",
         type=_user,
         default=POD_USER,
         metavar="UID",
-        help="user and group of jobs' pods, and of their TensorBoards, whose template names none; none: they name no "
-        "user, and the cluster gives them one, as OpenShift does (default: %(default)s)",
+        help="user and group of pods of jobs and of TensorBoards, unless a template sets them; none: the operator "
+        "sets no user, and the cluster chooses one, as OpenShift does (default: %(default)s)",
     )
     parser.add_argument(
         "--job-network-policies",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="make a NetworkPolicy for each job: only its own pods reach each other, and the operator their progress "
-        "(default: off)",
+        help="make a NetworkPolicy for each job: only the job's own pods, and the operator for the progress, can "
+        "connect to its pods (default: off)",
     )
     parser.add_argument(
         "--data-cache-host-path",
@@ -125,14 +124,14 @@ def read_flags(words: Sequence[str] | None = None) -> Options:
         default=[],
         metavar="FOLDER",
         help="allow jobs to cache data in this folder of their nodes, and in folders below (data.cache.hostPath); "
-        "may be repeated (default: in none)",
+        "may be repeated (default: no folder is allowed)",
     )
     parser.add_argument(
         "--namespace-memory",
         type=_positive,
         default=NAMESPACE_BYTES / 1e6,
         metavar="MEGABYTES",
-        help="how much of the operator's memory the jobs of one namespace may take; a job that is over it waits "
+        help="limit of the operator's memory for the jobs of one namespace; jobs beyond the limit wait "
         "(default: %(default)g)",
     )
     parser.add_argument("--log-level", default=os.environ.get("DTJ_LOG_LEVEL", "INFO"))
@@ -143,7 +142,7 @@ def read_flags(words: Sequence[str] | None = None) -> Options:
         parser.error("--leader-elect outside a cluster needs --lease-namespace")
     if flags.job_network_policies and not flags.lease_namespace:
         parser.error(
-            "--job-network-policies outside a cluster needs --lease-namespace: only pods from there come in"
+            "--job-network-policies outside a cluster needs --lease-namespace: policies admit the operator from there"
         )
     try:
         given = vars(flags)
@@ -202,7 +201,7 @@ def _add_lease(parser: argparse.ArgumentParser) -> None:
         "--leader-elect",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="work only while holding a Lease; needed wherever two operators may run (default: off)",
+        help="work only while holding a Lease; required if two operators may run at a time (default: off)",
     )
     group.add_argument("--lease-namespace", default=own_namespace(), help="default: the pod's own")
     group.add_argument("--lease-name", default=_LEASE, help="default: %(default)s")
@@ -216,13 +215,13 @@ def _add_lease(parser: argparse.ArgumentParser) -> None:
         "--renew-deadline",
         type=float,
         default=Timing.renew_deadline,
-        help="seconds without a renewal after which the leader ends (default: %(default)s)",
+        help="seconds without a renewal after which the leader stops (default: %(default)s)",
     )
     group.add_argument(
         "--retry-period",
         type=float,
         default=Timing.retry_period,
-        help="seconds between two looks at the Lease, or renewals of it (default: %(default)s)",
+        help="seconds between two reads or renewals of the Lease (default: %(default)s)",
     )
 
 
@@ -232,32 +231,33 @@ def _add_webhook(parser: argparse.ArgumentParser) -> None:
         "--webhook-port",
         type=int,
         metavar="PORT",
-        help="judge jobs for the API server by HTTPS (default: off)",
+        help="serve the validating webhook for jobs on this port (default: off)",
     )
     group.add_argument(
         "--webhook-name",
         default=f"{_LEASE}-webhook",
         metavar="NAME",
-        help="of its Service, of the Secret with its certificate, and of the ValidatingWebhookConfiguration "
+        help="name of the Service, of the Secret with the certificate, and of the ValidatingWebhookConfiguration "
         "(default: %(default)s)",
     )
     group.add_argument(
         "--webhook-namespace",
         default=own_namespace(),
         metavar="NAMESPACE",
-        help="of its Service and Secret (default: the pod's own)",
+        help="namespace of the webhook's Service and Secret (default: the pod's own)",
     )
     group.add_argument(
         "--webhook-cert-dir",
         type=Path,
         metavar="FOLDER",
-        help="serve tls.crt and tls.key of this folder, anew when they change; else the operator makes its own",
+        help="serve tls.crt and tls.key of this folder, and reload them on a change (default: the operator issues "
+        "its own certificate)",
     )
     group.add_argument(
         "--webhook-cert-validity",
         type=float,
         default=VALIDITY.total_seconds(),
         metavar="SECONDS",
-        help="how long certificates are valid that the operator makes; it renews them at half of that "
+        help="validity of certificates that the operator issues; it renews them after half of this time "
         "(default: %(default)g, 90 days)",
     )

@@ -85,7 +85,7 @@ class BareClient:
         await self._end(again)
         await self._make_pods(plan, pods, again)
         await self._tell("Running")
-        (ended,) = plan.decisive
+        (ended,) = plan.shape.decisive
         await self._until(lambda: self._pods.get(ended) == "Succeeded")
         await self._tell("Succeeded")
         await self._end(pods.keys() - {ended})
@@ -107,7 +107,7 @@ class BareClient:
         )
         await self._until(lambda: "Failed" in self._pods.values())
         lost = next(name for name, phase in self._pods.items() if phase == "Failed")
-        return plan.restarts_with[lost] if plan.restarts_with else pods.keys()
+        return plan.shape.restarts_with[lost] if plan.shape.restarts_with else pods.keys()
 
     @property
     def _reads(self) -> int:
@@ -122,7 +122,7 @@ class BareClient:
             if self._made % self._told_every == 0:
                 await self._tell(self._phase)
 
-        for stage in plan.stage_names:
+        for stage in plan.shape.stage_names:
             wanted = [name for name in stage if name in which]
             await slow_start(make, wanted)
             await self._until(lambda of=wanted: all(self._pods.get(name) == "Running" for name in of))

@@ -93,9 +93,9 @@ class _Life:
         manifest = sized(_NAME, place, size.strategy, size.workers)
         manifest["metadata"]["uid"] = "0-0"
         plan = plan_job(read_job(manifest))
-        self.pods = frozenset(replica.name for replica in plan.replicas)
+        self.pods = frozenset(replica.name for replica in plan.shape.replicas)
         self._victim = f"{_NAME}-{'worker' if size.strategy == 'Horovod' else 'ps'}-0"
-        self._again = plan.restarts_with[self._victim] if plan.restarts_with else self.pods
+        self._again = plan.shape.restarts_with[self._victim] if plan.shape.restarts_with else self.pods
         self.seconds: dict[str, float] = {}
 
     async def live(self) -> None:

@@ -1,8 +1,8 @@
-"""`python -m tests.bench.code`: what a job pays for code that it brings, and what a hostile archive costs a pod.
+"""`python -m tests.bench.code`: what a job pays for code and packages that it brings, and what hostile archives cost.
 
 Code is compared with the same program in the command of the job, in turn: by `dtj run` on this machine, and with
 `--cluster` by `dtj submit`, from the start of the command to the success of the job. The stages are measured by
-themselves.
+themselves. The package is one of a registry on this machine.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import gzip
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -24,18 +25,25 @@ from pathlib import Path
 
 import yaml
 
+import dtj
+from dtj.client import packages
 from dtj.client.code_folder import pack, select
 from dtj.client.git_state import git_state
+from dtj.client.image_python import python_of
 from dtj_trainer.contract.code_archive import MOST_ENTRIES, unpack
+from dtj_trainer.launch.code import bring_packages
+from dtj_trainer.launch.settings import read_settings
 from tests.bench.figures import table
 from tests.bench.machine import machine
 from tests.bench.targets import Target, verdicts
 from tests.cluster import demo
-from tests.cluster.jobs import Job, Namespace, example
+from tests.cluster.jobs import Job, Namespace
+from tests.wheels import wheel
 
 ROUNDS = 5
 _MIB = 1024**2
 _DTJ = Path(sys.executable).with_name("dtj")
+_IMAGE = f"dtj-trainer-horovod:{dtj.__version__}"
 _PROGRAM = """\
 import words
 
@@ -45,10 +53,19 @@ def never_called():
 print(words.TOLD)
 """
 CODE, AGAIN, IMAGE = "code", "code with one changed line", "in the command"
+PACKAGES = "code with a package"
 ADDS = "code adds, s"
+CHANGED = "code with one changed line, of the first"
+SPREAD = 1.1
+"""Equal jobs differ as much."""
+NEEDS = "requirements.txt"
 PACKING, UNPACKING = "peak memory of packing, MiB", "peak memory of unpacking, MiB"
 TARGETS = (
     *(Target(f"code/added by {how}/1.5s", f"{how}, {ADDS}", 1.5) for how in ("dtj run", "dtj submit")),
+    *(
+        Target(f"code/changed line/{how}", f"{how}, {CHANGED}", SPREAD, of_a_ratio=True)
+        for how in ("dtj run", "dtj submit")
+    ),
     Target("code/packing/128MiB", PACKING, 128.0),
     Target("code/unpacking/128MiB", UNPACKING, 128.0),
 )
@@ -86,18 +103,46 @@ def stages(folder: Path, top: Path) -> dict[str, float]:
     """The seconds of each stage of code, as the median of several rounds."""
     archive = top / "stages.tar.gz"
     digest = ""
+    installed: list[str] = []
+    chosen = top / "chosen"
+    requirements = top / NEEDS
+    requirements.write_text("tiny\ntorch\n")
+    python = python_of(_IMAGE)
 
     def packed() -> None:
         nonlocal digest
         with archive.open("wb") as file:
             digest = pack(select(folder), file).digest
 
+    def brought() -> None:
+        nonlocal digest
+        shutil.rmtree(chosen, ignore_errors=True)
+        chosen.mkdir()
+        wheels = packages.choose(requirements, python, chosen)
+        with archive.open("wb") as file:
+            digest = packages.pack(wheels, file).digest
+
+    def install() -> None:
+        installed.append(str(top / f"pod-{len(installed)}"))
+        variables = {"DTJ_ROOT": installed[-1], "DTJ_POD": '{"role": "worker", "index": 0}'}
+        variables |= {"DTJ_PACKAGES_ARCHIVE": str(archive), "DTJ_PACKAGES_DIGEST": digest}
+        bring_packages(read_settings(variables))
+
     works: dict[str, Callable[[], object]] = {
         "packing, s": packed,
         "asking Git, s": lambda: git_state(folder),
         "unpacking, s": lambda: unpack(archive, digest, top / "unpacked"),
+        "packages, choosing and packing, s": brought,
+        "packages, installing, s": install,
     }
     return {name: statistics.median(_seconds(work) for _ in range(ROUNDS)) for name, work in works.items()}
+
+
+def registry(top: Path) -> None:
+    """Let pip take packages from a folder, here and in the processes that this one starts."""
+    wheel(top / "registry", "tiny", "0.4")
+    given = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(top / "registry"), "PIP_CONFIG_FILE": os.devnull}
+    os.environ.update(given)
 
 
 def runs(folder: Path, top: Path) -> dict[str, float]:
@@ -117,7 +162,7 @@ def runs(folder: Path, top: Path) -> dict[str, float]:
     job = {"apiVersion": "dtj.dev/v1alpha1", "kind": "DistributedTrainingJob", "spec": spec}
     file = top / "job.yaml"
     file.write_text(yaml.safe_dump({**job, "metadata": {"name": "image"}}))
-    used: dict[str, list[float]] = {IMAGE: [], CODE: []}
+    used: dict[str, list[float]] = {IMAGE: [], CODE: [], PACKAGES: []}
 
     def seconds(kind: str, *words: str | Path) -> float:
         before = _processor_seconds()
@@ -129,7 +174,7 @@ def runs(folder: Path, top: Path) -> dict[str, float]:
         folder,
         "dtj run",
         lambda: seconds(IMAGE, file),
-        lambda: seconds(CODE, folder, "--workers=1", "--name=code"),
+        lambda kind: seconds(kind, folder, "--workers=1", "--name=code"),
     )
     # Other programs of the machine change these little.
     added = statistics.median(used[CODE]) - statistics.median(used[IMAGE])
@@ -142,18 +187,31 @@ def _processor_seconds() -> float:
 
 
 def in_turn(
-    folder: Path, how: str, in_image: Callable[[], float], with_code: Callable[[], float]
+    folder: Path, how: str, in_image: Callable[[], float], with_code: Callable[[str], float]
 ) -> dict[str, float]:
-    """The medians of the seconds of a job, and of what code adds in a round."""
-    seconds: dict[str, list[float]] = {IMAGE: [], CODE: [], AGAIN: []}
+    """The medians of the seconds of a job, and of what code adds in a round, and a package to the code."""
+    seconds: dict[str, list[float]] = {IMAGE: [], CODE: [], AGAIN: [], PACKAGES: []}
     for number in range(ROUNDS):
         seconds[IMAGE].append(in_image())
-        for kind in (CODE, AGAIN):
+        for kind in (CODE, AGAIN, PACKAGES):
             (folder / "words.py").write_text(f"TOLD = '{kind} {number}'\n")
-            seconds[kind].append(with_code())
+            if kind == PACKAGES:
+                (folder / NEEDS).write_text("tiny\n")
+            seconds[kind].append(with_code(PACKAGES if kind == PACKAGES else CODE))
+        (folder / NEEDS).unlink()
+        told = ", ".join(f"{kind} {times[-1]:.1f} s" for kind, times in seconds.items())
+        print(f"{how}, round {number + 1}: {told}", file=sys.stderr, flush=True)
     medians = {f"{how}, {kind}, s": statistics.median(times) for kind, times in seconds.items()}
-    added = (code - image for code, image in zip(seconds[CODE], seconds[IMAGE], strict=True))
-    return {**medians, f"{how}, {ADDS}": statistics.median(added)}
+
+    def added(kind: str, to: str) -> float:
+        return statistics.median(more - less for more, less in zip(seconds[kind], seconds[to], strict=True))
+
+    ratios = (again / first for again, first in zip(seconds[AGAIN], seconds[CODE], strict=True))
+    return medians | {
+        f"{how}, {ADDS}": added(CODE, IMAGE),
+        f"{how}, a package adds, s": added(PACKAGES, AGAIN),
+        f"{how}, {CHANGED}": statistics.median(ratios),
+    }
 
 
 def submissions(folder: Path, top: Path, cluster: str) -> dict[str, float]:
@@ -161,7 +219,7 @@ def submissions(folder: Path, top: Path, cluster: str) -> dict[str, float]:
     demo.bring_up(cluster)
     namespace = Namespace(f"bench-code-{uuid.uuid4().hex[:6]}")
     namespace.make()
-    commands: dict[str, list[float]] = {"a job file": [], "code": []}
+    commands: dict[str, list[float]] = {"a job file": [], CODE: [], PACKAGES: []}
 
     def submitted(kind: str, *words: str | Path) -> float:
         began, name = time.monotonic(), f"{kind.replace(' ', '-')}-{len(commands[kind])}"
@@ -173,7 +231,7 @@ def submissions(folder: Path, top: Path, cluster: str) -> dict[str, float]:
 
     spec = {
         "strategy": "TorchDistributed",
-        "image": example("image")["spec"]["image"],
+        "image": _IMAGE,
         "command": ["python", "-c", _PROGRAM.replace("import words", "").replace("words.TOLD", "1")],
         "replicaSpecs": {"worker": {"replicas": 1}},
     }
@@ -185,7 +243,7 @@ def submissions(folder: Path, top: Path, cluster: str) -> dict[str, float]:
             folder,
             "dtj submit",
             lambda: submitted("a job file", file),
-            lambda: submitted("code", folder, "--workers=1", f"--image={spec['image']}"),
+            lambda kind: submitted(kind, folder, "--workers=1", f"--image={spec['image']}"),
         )
     finally:
         namespace.delete(wait=False)
@@ -249,9 +307,17 @@ def main() -> int:
         (folder / "train.py").write_text(_PROGRAM)
         (folder / "words.py").write_text("TOLD = ''\n")
         (folder / "data/words.txt").write_text("words\n" * 1000)
-        figures = stages(folder, top) | runs(folder, top)
+        registry(top)
+        figures = stages(folder, top)
         if given.cluster:
             figures |= submissions(folder, top, given.cluster)
+            # Both commands start, and create the job.
+            both = "packing, s", "asking Git, s", "dtj submit itself, a job file, s"
+            figures["sending, s"] = figures[f"dtj submit itself, {CODE}, s"] - sum(
+                figures[each] for each in both
+            )
+            print(table({"median": figures}), flush=True)
+        figures |= runs(folder, top)
         largest, refused = limits(top)
         figures |= largest
     print(table({"median": figures}), *refused, sep="\n")

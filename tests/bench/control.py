@@ -41,7 +41,7 @@ TARGETS = (
         of_a_ratio=True,
     ),
     Target("writes-per-job/14", "API writes a job", 14),
-    Target("passes-per-job/10", "passes a job", 10),
+    Target("passes-per-job/12", "passes a job", 12),
     Target("memory/120MB+60kB", "operator: peak memory, MB", lambda run: 120 + 0.06 * run["jobs"]),
     Target("idle-cpu/3%", "operator: CPU while all run and nothing changes, % of a core", 3),
     Target("progress-cpu/3%", "operator: CPU while all run and progress is reported, % of a core", 3),

@@ -21,7 +21,7 @@ from typing import Any
 import boto3
 import numpy as np
 
-from dtj_trainer.data.formats.images import Form, pixels_of
+from dtj_trainer.data.formats.images import PictureForm, pixels_of
 from dtj_trainer.data.index import Block, DataIndex, SplitIndex
 
 BATCH = 64
@@ -67,7 +67,7 @@ class Given:
 def picture(content: bytes, *, decode: bool) -> int:
     """Decode a picture, or don't; its stored bytes."""
     if decode:
-        pixels_of(content, Form(224, 3), where="picture")
+        pixels_of(content, PictureForm(224, 3), where="picture")
     return len(content)
 
 
@@ -107,7 +107,7 @@ def dtj(given: Given) -> Iterator[Read]:
     folder = os.environ.get("BENCH_CACHE")
     opened = open_stored_set(given.uri, cache=BlockCache(Path(folder), 10**11) if folder else None)
     assert opened
-    examples = opened.examples("train", Form(224))
+    examples = opened.examples("train", PictureForm(224))
     order = Order(examples.blocks, seed=SEED, epoch=0)
     examples.expect(step.ids for step in order.steps(BATCH))
     yield 0, 0

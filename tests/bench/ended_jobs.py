@@ -19,9 +19,8 @@ from dtj.api.identity import KIND
 from dtj.api.job import Manifest
 from dtj.plan.job import plan_job
 from dtj.plan.plan_cache import PlanCache
-from dtj.reconcile.informers import Informers
-from dtj.reconcile.lister import Lister
-from dtj.reconcile.metrics import Metrics
+from dtj.reconcile.informers import Informers, Lister
+from dtj.reconcile.metrics import OperatorMetrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.reconciler import Reconciler
 from dtj.reconcile.view import Key
@@ -80,7 +79,7 @@ async def _measure(count: int) -> float:
         cast(Any, _ReadOnly()),
         Lister(informers),
         cast(ProgressPoller, FakeProgress()),
-        Metrics(),
+        OperatorMetrics(),
         lambda: world.cluster.now,
         PlanCache(plan_job),
         elapsed=time.monotonic,

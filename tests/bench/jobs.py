@@ -6,7 +6,7 @@ from dtj.api.identity import API_VERSION, KIND, PLURAL
 from dtj.api.job import Manifest, read_job
 from dtj.plan.horovod import ssh_secret
 from dtj.plan.job import plan_job
-from dtj.reconcile.ssh_secret import new_key_pair
+from dtj.reconcile.memory import new_key_pair
 
 _PLURALS = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets"}
 _SPECS: dict[str, Manifest] = {

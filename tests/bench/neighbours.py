@@ -19,10 +19,10 @@ from typing import Any
 
 from dtj.api.identity import LABEL_JOB
 from dtj.api.job import read_job
+from dtj.api.shape import Replica
 from dtj.plan.job import plan_job
-from dtj.plan.model import Replica
+from dtj.reconcile.election import Timing
 from dtj.reconcile.executor import MOST_AT_ONCE, slow_start
-from dtj.reconcile.lease import Timing
 from tests.bench.api_client import ApiClient, Manifest
 from tests.bench.big_jobs import largest
 from tests.bench.control_plane import LEASE_NAMESPACE, ControlPlane
@@ -305,7 +305,7 @@ async def bare_load(plane: ControlPlane, admin: ApiClient) -> AsyncIterator[None
         watching(admin, place, mover),
         asyncio.TaskGroup() as tasks,
     ):
-        works = [tasks.create_task(work) for work in (refuse_all(), slow_start(make, plan.replicas))]
+        works = [tasks.create_task(work) for work in (refuse_all(), slow_start(make, plan.shape.replicas))]
         yield
         for work in works:
             work.cancel()

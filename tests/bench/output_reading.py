@@ -28,7 +28,12 @@ def agent(folder: Path, *, reads: bool, size: int) -> float:
     background, log = Background(), LogFile(folder / "rank-0.log", kept=2)
     if reads:
         Curves(
-            folder / "metrics.jsonl", folder / "progress.json", [folder / "rank-0.log"], lambda: [folder], 1
+            folder / "metrics.jsonl",
+            folder / "progress.json",
+            [folder / "rank-0.log"],
+            lambda: [folder],
+            1,
+            utilisation=folder / "utilisation",
         ).start(background)
     last = LastLines(200)
     with (

@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts.snapshot import read_index
 from dtj_trainer.artifacts.store import open_store
 from tests.bench.beside_upload import pin
 from tests.bench.checkpoint_transfer import BUCKET, Transfers

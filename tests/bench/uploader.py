@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from dtj_trainer.artifacts.multipart import Uploads
-from dtj_trainer.artifacts.pace import BYTES_PER_SECOND, Pace
+from dtj_trainer.artifacts.s3 import BYTES_PER_SECOND, Pace
 from dtj_trainer.artifacts.store import open_store
 from dtj_trainer.artifacts.sync_loop import SyncLoop
 from tests.bench.checkpoint_uploader import checkpoint_uploader

@@ -18,16 +18,14 @@ from tempfile import TemporaryDirectory
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.fence import Fence
-from dtj_trainer.artifacts.file_upload import FileUploader
-from dtj_trainer.artifacts.growing_upload import AGAIN_AT_ONCE_BYTES
-from dtj_trainer.artifacts.pod_sources import PodFiles, pod_sources
-from dtj_trainer.artifacts.rotation import rotated, rotated_numbers
+from dtj_trainer.artifacts.file_upload import FileUploader, PodFiles, pod_sources
+from dtj_trainer.artifacts.growing import AGAIN_AT_ONCE_BYTES
+from dtj_trainer.artifacts.segments import rotated, rotated_numbers
 from dtj_trainer.launch.output import Lines, LogFile
 from dtj_trainer.tensorboard import ScalarWriter
-from dtj_trainer.train.metrics import MetricsFile
-from dtj_trainer.utilisation.figures import ProgramFigures, Sample, pause
+from dtj_trainer.train.report import MetricsFile
+from dtj_trainer.utilisation.figures import ProgramFigures, Recorder, Sample, pause
 from dtj_trainer.utilisation.readings import DiskReading, GpuReading
-from dtj_trainer.utilisation.recorder import Recorder
 from tests.bench.figures import table
 from tests.bench.machine import machine
 from tests.bench.targets import Target, verdicts

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dtj_trainer.artifacts import s3
-from dtj_trainer.artifacts.multipart import Put
+from dtj_trainer.artifacts.multipart import Uploaded
 from dtj_trainer.artifacts.store import ABSENT, Store, StoredObject
 
 BYTES_PER_SECOND = 100e6
@@ -49,7 +49,7 @@ class Sink(Store):
         return sum(self.sizes.values())
 
     def put_bytes(self, key: str, content: bytes, *, replaces: str | None = None) -> str:
-        """Take the time that it takes. Raises Changed."""
+        """Take the time that it takes. Raises FileChanged."""
         if replaces is not None and self._etags.get(key, ABSENT) != replaces:
             raise s3.Changed(f"{key} is another one")
         self.puts += 1
@@ -69,10 +69,10 @@ class Sink(Store):
         on_bytes: Callable[[int], None] | None = None,
         *,
         replaces: str | None = None,
-    ) -> Put:
+    ) -> Uploaded:
         """As `put_bytes`, without a SHA-256."""
         del on_bytes
-        return Put(self.put_bytes(key, path.read_bytes(), replaces=replaces), "")
+        return Uploaded(self.put_bytes(key, path.read_bytes(), replaces=replaces), "")
 
     def etag(self, key: str) -> str:
         """Raises NoSuchKey."""

@@ -20,7 +20,7 @@ from dtj.api.identity import GROUP, PLURAL
 from dtj.api.job import read_job
 from dtj.api.validation import faults
 from dtj.cli.doctor import _print
-from dtj.doctor.check import Check, Verdict
+from dtj.doctor.findings import Check, Verdict
 from tests.chart.helm import NAMESPACE, rendered
 from tests.unit.support.fake_cluster import SCHEMA
 from tests.unit.support.http_cluster import HttpCluster, http_cluster
@@ -167,7 +167,7 @@ async def test_a_webhook_that_the_api_server_does_not_reach_fails_the_test(
         "args"
     ]
     assert "doctor" not in SCRIPT
-    asked, well = tmp_path / "asked", Check("webhook", Verdict.OK, "the API server asks it")
+    asked, well = tmp_path / "asked", Check("webhook", Verdict.OK, "the API server calls the webhook")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         _print([Check("operator", Verdict.WARNING, "can't be read"), well])

@@ -13,7 +13,7 @@ from dtj.api.identity import GROUP, PLURAL
 from dtj.client.defaults import of_config_map
 from dtj.doctor.findings import PERMISSIONS
 from dtj.operator_flags import read_flags
-from dtj.plan.nodes import LOST_NODE_SECONDS
+from dtj.plan.pods import LOST_NODE_SECONDS
 from dtj_trainer import contract
 from tests.chart.foreign import FOREIGN, validate_foreign
 from tests.chart.generated import CASES
@@ -310,6 +310,15 @@ def test_each_namespace_gets_the_defaults_of_its_users() -> None:
     read = of_config_map(one, "team-c")
     assert read is not None
     assert read.model_dump(by_alias=True, mode="json", exclude_unset=True) == config
+
+
+def test_images_of_the_defaults_are_in_the_registry_of_all_images() -> None:
+    images = {"Horovod": "dtj-trainer-horovod:0.1.0", "ParameterServer": "example.com/own/keras:1"}
+    values = {"userDefaults": {"config": {"image": images}, "namespaces": ["ml"]}}
+    for registry in ({"image": {"registry": "reg.io/dtj/"}}, {"global": {"imageRegistry": "reg.io/dtj"}}):
+        read = of_config_map(rendered(values | registry)["ConfigMap/dtj-defaults"], "ml")
+        assert read is not None
+        assert read.image == {**images, "Horovod": "reg.io/dtj/dtj-trainer-horovod:0.1.0"}
 
 
 def test_who_edits_or_views_a_namespace_uses_or_sees_jobs_unless_told_otherwise() -> None:

@@ -65,6 +65,16 @@ def until(what: str, get: Callable[[], T | None], seconds: float, every: float |
         time.sleep(every or min(max(waited / 20, 0.1), 0.5))
 
 
+def with_script() -> Manifest:
+    """A pod template whose trainer has the ConfigMap `script` of its namespace as /app."""
+    return {
+        "spec": {
+            "containers": [{"name": "trainer", "volumeMounts": [{"name": "script", "mountPath": "/app"}]}],
+            "volumes": [{"name": "script", "configMap": {"name": "script"}}],
+        }
+    }
+
+
 def s3_client() -> Any:
     """A client of the cluster's object store, from the exports of `make cluster`."""
     return boto3.client(

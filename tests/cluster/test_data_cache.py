@@ -22,7 +22,7 @@ PICTURES, SIDE = 60, 128
 READ = """
 import argparse
 import numpy as np
-from dtj_trainer.train.data_options import DataOptions, add_data
+from dtj_trainer.train.options import DataOptions, add_data
 parser = argparse.ArgumentParser()
 add_data(parser)
 examples = DataOptions(**vars(parser.parse_args())).load().train

@@ -13,7 +13,7 @@ import yaml
 
 from dtj_trainer.artifacts import manifest as snapshots
 from tests.cluster import kind
-from tests.cluster.jobs import ROOT, Manifest, Namespace, yielding
+from tests.cluster.jobs import ROOT, Manifest, Namespace, with_script, yielding
 from tests.cluster.local import containerd
 from tests.cluster.local.layout import NODES
 
@@ -66,15 +66,9 @@ def test_an_image_without_dtj_trainer_trains_too(namespace: Namespace) -> None:
     namespace.kubectl("create", "configmap", "script", f"--from-literal=train.py={script}")
     manifest = job()
     del manifest["spec"]["artifacts"]
-    volume = {
-        "spec": {
-            "containers": [{"name": "trainer", "volumeMounts": [{"name": "script", "mountPath": "/app"}]}],
-            "volumes": [{"name": "script", "configMap": {"name": "script"}}],
-        }
-    }
     manifest["spec"] |= {
         "image": "dtj-horovod-base:0.1.0",
-        "replicaSpecs": {"worker": {"replicas": 2, "template": volume}},
+        "replicaSpecs": {"worker": {"replicas": 2, "template": with_script()}},
     }
     applied = namespace.apply(manifest)
     applied.wait(180)

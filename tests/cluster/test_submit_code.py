@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from dtj.api.identity import LABEL_CODE
 from tests import stub_training
+from tests.cluster.code import Submission, environment, give_defaults, submitted
 from tests.cluster.jobs import ROOT, Job, Namespace, until
 from tests.cluster.said import DTJ
-from tests.patience import PATIENCE
+from tests.wheels import wheel
 
 pytestmark = pytest.mark.cluster
 MARKS = {
@@ -32,31 +33,6 @@ def never_called():
 print("the second module", stub.__name__, "and", open("data/words.txt").read(), "in", os.getcwd(), flush=True)
 stub.main()
 """
-DEFAULTS = """\
-image = {{Horovod = "dtj-trainer-horovod:0.1.0", TorchDistributed = "dtj-trainer-horovod:0.1.0", \
-ParameterServer = "dtj-trainer-tensorflow:0.1.0"}}
-[artifacts]
-uri = "s3://training/jobs"
-endpoint = "{endpoint}"
-secretName = "s3-credentials"
-"""
-
-
-@dataclass
-class Submission:
-    """A running `dtj submit`."""
-
-    job: Job
-    process: subprocess.Popen[str]
-
-    def ended(self) -> str:
-        """What it printed, once the job has succeeded."""
-        out, err = self.process.communicate(timeout=300 * PATIENCE)
-        assert self.process.returncode == 0, f"{out}\n{err}\n{self.job.story()}"
-        return out
-
-    def log(self, name: str, attempt: int = 1) -> str:
-        return self.job.artifacts().read(f"logs/attempt-{attempt}/{name}.log").decode()
 
 
 @dataclass
@@ -65,6 +41,22 @@ class Folder:
 
     path: Path
     namespace: Namespace
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the command."""
+
+    def bring_package(self) -> None:
+        """Let the job bring a package, from a registry of this test."""
+        registry = self.path.parent / "registry"
+        wheel(registry, "tiny", "0.4")
+        (self.path / "requirements.txt").write_text("tiny\ntorch\n")
+        self.variables |= {
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(registry),
+            "PIP_CONFIG_FILE": os.devnull,
+        }
+        script = self.path / "train.py"
+        told = "import tiny\nprint('tiny', tiny.version, 'in', tiny.__file__, flush=True)\nstub.main()"
+        script.write_text(script.read_text().replace("stub.main()", told))
 
     def write(self, strategy: str, words: str) -> None:
         (self.path / "data").mkdir(parents=True, exist_ok=True)
@@ -75,19 +67,16 @@ class Folder:
 
     def submit(self, name: str, *options: str, steps: int = 20) -> Submission:
         program = ("stub-training", f"--steps={steps}", "--checkpoint-steps=10")
-        words = ["-n", self.namespace.name, "--name", name, *options, "--", *program]
-        process = subprocess.Popen(
-            [DTJ, "submit", self.path, *words], env=_environment(self.path.parent),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        return Submission(Job(self.namespace, name), process)
+        words = (self.path, *options, "--", *program)
+        return submitted(self.namespace, name, *words, home=self.path.parent, **self.variables)
 
 
 def test_a_folder_becomes_ranks_of_each_strategy(namespace: Namespace, tmp_path: Path) -> None:
-    _give_defaults(namespace)
+    give_defaults(namespace)
     folders = {strategy: Folder(tmp_path / strategy.lower(), namespace) for strategy in MARKS}
     for strategy, folder in folders.items():
         folder.write(strategy, "old data")
+    folders["TorchDistributed"].bring_package()
     lasting = folders["Horovod"].submit("mpi", "--env=OMPI_MCA_mpi_yield_when_idle=1", steps=100_000)
     ddp = folders["TorchDistributed"].submit("ddp")
     ps = folders["ParameterServer"].submit("ps", "--workers=1")
@@ -104,6 +93,8 @@ def test_a_folder_becomes_ranks_of_each_strategy(namespace: Namespace, tmp_path:
         printed = submission.ended()
         for source in sources:
             assert f"[{source}] {told('old data')}" in printed
+            if submission is ddp:
+                assert f"[{source}] tiny 0.4 in /dtj/packages/tiny.py" in printed
     lasting.job.hurry_to_the_end()
     printed = lasting.ended()
     for rank in (0, 1):
@@ -118,12 +109,12 @@ def test_a_folder_becomes_ranks_of_each_strategy(namespace: Namespace, tmp_path:
 
 
 def test_the_script_of_the_readme_prints_what_the_readme_shows(namespace: Namespace, tmp_path: Path) -> None:
-    _give_defaults(namespace)
+    give_defaults(namespace)
     readme = (ROOT / "README.md").read_text()
     (found,) = re.findall(r"^\$ dtj (submit .*train\.py .*)\n((?:[^$`].*\n)+)", readme, re.MULTILINE)
     words = found[0].replace(" --gpus 1", "").split()
     printed = subprocess.run(
-        [DTJ, *words, "-n", namespace.name], cwd=ROOT, env=_environment(tmp_path), check=True, text=True,
+        [DTJ, *words, "-n", namespace.name], cwd=ROOT, env=environment(tmp_path), check=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ).stdout  # fmt: skip
 
@@ -132,17 +123,6 @@ def test_the_script_of_the_readme_prints_what_the_readme_shows(namespace: Namesp
         return {*re.sub(r"\d+\.\d+", "N", text).splitlines()}
 
     assert lines(found[1]) - {"…"} <= lines(printed), printed
-
-
-def _give_defaults(namespace: Namespace) -> None:
-    defaults = DEFAULTS.format(endpoint=os.environ["DTJ_TEST_S3_ENDPOINT"])
-    namespace.kubectl("create", "configmap", "dtj-defaults", f"--from-literal=config.toml={defaults}")
-
-
-def _environment(home: Path) -> dict[str, str]:
-    """Variables of the command: no credentials for the bucket, no file of defaults."""
-    own = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
-    return {**own, "XDG_CONFIG_HOME": str(home)}
 
 
 def _exists(job: Job) -> bool:

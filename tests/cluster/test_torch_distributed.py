@@ -30,6 +30,7 @@ from tests.cluster.jobs import (
     example,
     stub,
     until,
+    with_script,
 )
 from tests.cluster.operator_pods import ask, leader
 from tests.patience import PATIENCE
@@ -68,16 +69,10 @@ NO_RETRY = {"backoffLimit": 0}
 
 def script_job(name: str, workers: int, **spec: object) -> Manifest:
     """A job whose containers have SCRIPT as /app/train.py."""
-    template = {
-        "spec": {
-            "containers": [{"name": "trainer", "volumeMounts": [{"name": "script", "mountPath": "/app"}]}],
-            "volumes": [{"name": "script", "configMap": {"name": "script"}}],
-        }
-    }
     manifest = example(
         name,
         TORCH_EXAMPLE,
-        replicaSpecs={"worker": {"replicas": workers, "template": template}},
+        replicaSpecs={"worker": {"replicas": workers, "template": with_script()}},
         **{"command": ["python", "/app/train.py"], "args": [], **spec},
     )
     del manifest["spec"]["data"]

@@ -40,6 +40,8 @@ _NODES = 50
 """Places for pods: of those of a large job most wait, which is enough to see that nothing breaks."""
 _PODS = 1_000
 """Quota of pods: the memory of more would be that of the API server's double."""
+_COPIES_BYTES = 80
+"""What the double holds for each byte of a pod's JSON: about four decoded copies, each of twenty bytes."""
 _HOST_PATHS = ("/var",)
 LONGEST_FILE = 100_000
 """Characters of a job file that is read: PyYAML takes seconds for a megabyte."""
@@ -115,9 +117,9 @@ def _plan(seen: Seen, job: Manifest) -> None:
         with _step(seen, "plan"):
             plan = plan_job(made)
             seen.what["planned"] += 1
-            ends = {plan.replicas[0], plan.replicas[-1]}
+            ends = {plan.shape.replicas[0], plan.shape.replicas[-1]}
             seen.what["manifests made"] += len([plan.pod(replica) for replica in ends])
-            seen.what["pods planned"] += len(plan.replicas)
+            seen.what["pods planned"] += len(plan.shape.replicas)
         with _step(seen, "summary"), redirect_stdout(StringIO()):
             print_summary(made)
 
@@ -136,8 +138,8 @@ def _reconcile(seen: Seen, job: Manifest, chance: random.Random, passes: int) ->
         seen.what[f"not created: {error.message}"] += 1
         return
     world.kubelet.places = _NODES
-    weather = Weather(chance, world, _PODS)
     in_the_api_server, size = _timed(world.cluster), len(json.dumps(job))
+    weather = Weather(chance, world, min(_PODS, max(_CHANGES_BYTES // (_COPIES_BYTES * size), 2)))
     held = weight(keep(world.cluster.job()))
     with asyncio.Runner() as runner:
         for passed in range(passes):

@@ -124,7 +124,7 @@ def test_the_selectors_find_the_pods_and_no_other_server() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"name": "VGG"}, "--name 'VGG' has to be at most 63 lower-case"),
+        ({"name": "VGG"}, "--name 'VGG' has to begin with a letter"),
         ({"name": "a" * 64}, "at most 63"),
         (
             {"models": {"vgg": "./model"}},

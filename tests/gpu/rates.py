@@ -25,7 +25,7 @@ from dtj_trainer.torch.models import MODELS, build
 from dtj_trainer.torch.ranks import TensorRanks
 from dtj_trainer.train.batches import picture_batches
 from dtj_trainer.train.loop import Training
-from dtj_trainer.train.options import Options, parse
+from dtj_trainer.train.options import TrainingOptions, parse
 from dtj_trainer.train.protocols import Position, Saver
 from dtj_trainer.train.report import TrainingReport
 from dtj_trainer.train.stop import StopRequest
@@ -60,7 +60,7 @@ class NoSaver(Saver):
         return {}
 
 
-def options_of(*words: str) -> Options:
+def options_of(*words: str) -> TrainingOptions:
     """Return the options of a training."""
     fixed = [
         f"--model={MODEL}",
@@ -74,7 +74,7 @@ def options_of(*words: str) -> Options:
     return parse([*fixed, *words], name, "", MODELS, **of_pytorch)
 
 
-def by_dtj(options: Options, data: PictureSet) -> Callable[[int], None]:
+def by_dtj(options: TrainingOptions, data: PictureSet) -> Callable[[int], None]:
     """Return what trains so many steps more, with the loop, the batches and the reports of the program."""
     ranks = TensorRanks()
     model = TorchModel(options, data, DEVICE, ranks)
@@ -95,7 +95,7 @@ def by_dtj(options: Options, data: PictureSet) -> Callable[[int], None]:
     return train
 
 
-def by_hand(options: Options, data: PictureSet) -> Callable[[int], None]:
+def by_hand(options: TrainingOptions, data: PictureSet) -> Callable[[int], None]:
     """Return what trains so many steps more, in a loop that does nothing else."""
     read = data.train.read(torch.arange(len(data.train)).numpy())
     pixels, labels = torch.from_numpy(read.pixels).to(DEVICE), torch.from_numpy(read.labels).to(DEVICE)

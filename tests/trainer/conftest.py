@@ -26,10 +26,10 @@ from tests.trainer import horovod_run
 from dtj.local.store_keeper import PORTS, TRIES, free_ports, listens
 from dtj_trainer import contract
 from dtj_trainer.artifacts import s3
-from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.manifest import Manifest, StoredFile, sha256_of
+from dtj_trainer.artifacts.snapshot import read_index
 from dtj_trainer.artifacts.store import Store, open_store
 
 REPOSITORY = Path(__file__).parents[2]
@@ -278,9 +278,15 @@ def pod_variable(environment: Mapping[str, str]) -> dict[str, str]:
     """DTJ_POD as the operator gives it beside the other variables."""
     pod = PODS[environment.get("DTJ_STRATEGY", "Horovod"), environment.get("DTJ_ROLE", "worker")]
     slots = pod.slots and int(environment.get("DTJ_SLOTS_PER_WORKER", "1"))
-    return {
-        contract.ENV_POD: replace(pod, index=int(environment.get("DTJ_INDEX", "0")), slots=slots).to_json()
-    }
+    horovod = environment.get("DTJ_STRATEGY", "Horovod") == "Horovod"
+    # The pods of a Horovod job have a start barrier for rounds alone.
+    rounds = contract.Rounds(0, 6) if horovod and contract.ENV_START_BARRIER in environment else None
+    index = int(environment.get("DTJ_INDEX", "0"))
+    return {contract.ENV_POD: replace(pod, index=index, slots=slots, rounds=rounds).to_json()}
+
+
+PATIENT = {"DTJ_SYNC_TIMEOUT_SECONDS": "600"}
+"""For tests that start the store again: on a busy machine, a restore could give up before, and its pod would end."""
 
 
 class Workspace:

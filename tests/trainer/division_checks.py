@@ -25,20 +25,20 @@ from tests.trainer.torch_checks import CPU, DATA, EXAMPLES, PICTURES, Build, Sta
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dtj_trainer.artifacts import on_demand
+from dtj_trainer.artifacts import file_fetch
 from dtj_trainer.artifacts.manifest import StoredFile, sha256_of
 from dtj_trainer.artifacts.s3 import S3Location
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.data.sharding import Sharding
-from dtj_trainer.torch import fully_sharded, sharded_files, trial
+from dtj_trainer.programs.torch_image_classification import model_of, ranks_of, saver_of
+from dtj_trainer.torch import divided_model, sharded_saver, trial
 from dtj_trainer.torch import model as torch_model
-from dtj_trainer.torch.division import model_of, ranks_of, saver_of
 from dtj_trainer.torch.mesh_ranks import MeshRanks
 from dtj_trainer.torch.models import MODELS, PictureClassifier, build
 from dtj_trainer.torch.ranks import TensorRanks
 from dtj_trainer.torch.sharded_saver import ShardedSaver
 from dtj_trainer.torch.trial import PassRefused
-from dtj_trainer.train.options import Options, parse
+from dtj_trainer.train.options import TrainingOptions, parse
 from dtj_trainer.train.protocols import Position, RanksDiverged
 from dtj_trainer.train.schedule import Ramp
 
@@ -88,7 +88,7 @@ def shared(channels: int, classes: int) -> nn.Module:
 NETWORKS: dict[str, Build] = {"fsdp with SyncBatchNorm": smooth, "tensor with dropout": dropped}
 
 
-def options_of(*options: str) -> Options:
+def options_of(*options: str) -> TrainingOptions:
     fixed = ("--data=none", "--global-batch-size=16", "--batch-size=16", "--optimizer=adamw")
     flags = {"sync_batchnorm": True, "pytorch": True, "division": True}
     return parse([*fixed, *options], "program", "", MODELS, **flags)
@@ -319,13 +319,13 @@ def leave_in_bucket(pods: list[Path], store: Path) -> None:
         shutil.copytree(pod / "checkpoints/2", store, dirs_exist_ok=True)
     files = [
         StoredFile(f"2/{path.name}", path.name, path.stat().st_size, sha256_of(path))
-        for path in store.glob(sharded_files.ON_DEMAND)
+        for path in store.glob(sharded_saver.ON_DEMAND)
     ]
     for pod in pods:
         shutil.copytree(store, pod / "checkpoints/2", dirs_exist_ok=True)
-        for path in (pod / "checkpoints/2").glob(sharded_files.ON_DEMAND):
+        for path in (pod / "checkpoints/2").glob(sharded_saver.ON_DEMAND):
             path.unlink()
-        on_demand.write_records(FolderStore(store), "2", files, pod / "checkpoints")
+        file_fetch.write_records(FolderStore(store), "2", files, pod / "checkpoints")
 
 
 def two_pods(root: Path, ranks: TensorRanks) -> tuple[str, dict[str, float]]:
@@ -338,7 +338,7 @@ def two_pods(root: Path, ranks: TensorRanks) -> tuple[str, dict[str, float]]:
     refusal = refused(ranks, "--fsdp")
     ranks.barrier()
     pods = [root / "pod0", root / "pod1"]
-    on_demand.open_store = lambda uri: FolderStore(root / "store")  # type: ignore[assignment]
+    file_fetch.open_store = lambda uri: FolderStore(root / "store")  # type: ignore[assignment]
     if ranks.rank == 0:
         leave_in_bucket(pods, root / "store")
     ranks.barrier()
@@ -351,7 +351,7 @@ def two_pods(root: Path, ranks: TensorRanks) -> tuple[str, dict[str, float]]:
 
 def main(folder: Path, ports: list[str]) -> None:
     torch.set_num_threads(1)
-    fully_sharded.BLOCK_PARAMETERS = 500
+    divided_model.BLOCK_PARAMETERS = 500
     shards, chain = Chain(folder / "shards"), Chain(folder / "chain")
     with world(4, ports[0]) as ranks:
         assert ranks is not None

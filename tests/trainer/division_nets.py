@@ -18,8 +18,8 @@ from tests.trainer.torch_checks import CPU, difference, in_float64
 from torch import nn
 
 from dtj_trainer.data.pictures import Pictures, PictureSet
+from dtj_trainer.programs.torch_image_classification import ranks_of
 from dtj_trainer.torch.c10d_ranks import C10dRanks
-from dtj_trainer.torch.division import ranks_of
 from dtj_trainer.torch.models import MODELS
 from dtj_trainer.torch.ranks import TensorRanks
 

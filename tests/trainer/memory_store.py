@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.arriving_file import ArrivingFile
-from dtj_trainer.artifacts.multipart import Put
+from dtj_trainer.artifacts.multipart import Uploaded
 from dtj_trainer.artifacts.store import ABSENT, Store, StoredObject
 
 
@@ -74,9 +74,9 @@ class MemoryStore(Store):
         on_bytes: Callable[[int], None] | None = None,
         *,
         replaces: str | None = None,
-    ) -> Put:
+    ) -> Uploaded:
         etag = self.put_file(key, path, on_bytes, replaces=replaces)
-        return Put(etag, hashlib.sha256(path.read_bytes()).hexdigest())
+        return Uploaded(etag, hashlib.sha256(path.read_bytes()).hexdigest())
 
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
         self._gate.before(f"get {key}")

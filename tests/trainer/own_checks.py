@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from dtj_trainer.data.pictures import Pictures, PictureSet
+from dtj_trainer.programs.torch_image_classification import model_of, saver_of
 from dtj_trainer.torch.c10d_ranks import joined_ranks
-from dtj_trainer.torch.division import model_of, saver_of
 from dtj_trainer.torch.horovod_ranks import TorchRanks
 from dtj_trainer.torch.mesh_ranks import MeshRanks
 from dtj_trainer.torch.model import TorchModel

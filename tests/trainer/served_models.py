@@ -18,8 +18,7 @@ from PIL import Image
 from tests.patience import PATIENCE
 from tests.trainer.conftest import until
 
-from dtj_trainer.serving.serve import prepared
-from dtj_trainer.serving.serve_options import read_options
+from dtj_trainer.serving.serve import read_options, running_server
 from dtj_trainer.train.model_files import write_manifest
 from dtj_trainer.whole_file import write_whole
 
@@ -111,7 +110,7 @@ class Client:
 @contextmanager
 def served(*words: object) -> Iterator[Client]:
     """Run a server with these words of its command line, in a thread of this process."""
-    with prepared(read_options([*map(str, words), "--port=0"])) as server:
+    with running_server(read_options([*map(str, words), "--port=0"])) as server:
         thread = threading.Thread(target=server.run)
         thread.start()
         until(lambda: server.started or not thread.is_alive(), "the server listens", 20)

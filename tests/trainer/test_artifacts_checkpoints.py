@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 from tests.trainer.conftest import fence_of, keys, steps_in
 
 from dtj_trainer.artifacts import checkpoint_upload, checkpoints, s3
-from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.local_checkpoints import saved_folders
 from dtj_trainer.artifacts.manifest import (
@@ -39,9 +38,10 @@ from dtj_trainer.artifacts.manifest import (
     StoredLink,
 )
 from dtj_trainer.artifacts.multipart import HandedOver, Uploads
-from dtj_trainer.artifacts.pace import Pace
 from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.retention import Candidate, kept
+from dtj_trainer.artifacts.s3 import Pace
+from dtj_trainer.artifacts.snapshot import read_index
 from dtj_trainer.artifacts.store import Store, open_store
 
 

@@ -30,7 +30,7 @@ from dtj_trainer.artifacts.manifest import Manifest, folder_name, number_and_cla
 from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sync_loop import SyncLoop
-from dtj_trainer.artifacts.upload_rules import Growing, Rule, Source
+from dtj_trainer.artifacts.upload_rules import Growing, Rule, UploadSource
 
 PARTS = 6
 OF_ONE_CHECKPOINT = 18
@@ -53,8 +53,8 @@ class Attempt:
         self.checkpoints = self.store.below("checkpoints")
         self.fence = Fence(self.store, "attempt.json", number)
         sources = [
-            Source(folder / "metrics.jsonl", "metrics.jsonl", APPENDED, self.fence),
-            Source(folder / "model.pt", "model/model.pt", AT_ONCE, self.fence),
+            UploadSource(folder / "metrics.jsonl", "metrics.jsonl", APPENDED, self.fence),
+            UploadSource(folder / "model.pt", "model/model.pt", AT_ONCE, self.fence),
         ]
         self.files = FileUploader(self.store, sources)
         self.uploader = CheckpointUploader(
@@ -425,7 +425,7 @@ def test_a_file_that_somebody_removed_or_changed_is_put_again(tmp_path):
 def test_a_log_is_uploaded_even_when_a_later_attempt_writes(tmp_path):
     bucket = Bucket()
     attempt = Attempt(bucket, 1, tmp_path / "pod")
-    attempt.files.sources.append(Source(attempt.folder / "log", "logs/attempt-1/log", APPENDED))
+    attempt.files.sources.append(UploadSource(attempt.folder / "log", "logs/attempt-1/log", APPENDED))
     attempt.fence.hold()
     claim(bucket, 2).hold()
     for name in ("log", "metrics.jsonl"):

@@ -14,27 +14,24 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dtj_trainer.artifacts import (
-    growing_upload,
-    model_manifest,
-    refused_files,
-    rotation,
-    segments,
-    sync_loop,
-)
-from dtj_trainer.artifacts.backoff import Backoff, retry_transient
+from dtj_trainer.artifacts import growing, model_manifest, segments, sync_loop, upload_rules
 from dtj_trainer.artifacts.file_upload import FileUploader
-from dtj_trainer.artifacts.growing_upload import QUIET_SECONDS
+from dtj_trainer.artifacts.growing import QUIET_SECONDS
 from dtj_trainer.artifacts.manifest import sha256_of
-from dtj_trainer.artifacts.multipart import Put, Uploads
-from dtj_trainer.artifacts.refused_files import MOST_FILES, RefusedFiles
-from dtj_trainer.artifacts.rotation import rotated, rotated_numbers
-from dtj_trainer.artifacts.s3 import RefusedKey, S3Error
-from dtj_trainer.artifacts.segments import SEGMENT_BYTES, SEGMENT_SECONDS, segments_of
+from dtj_trainer.artifacts.multipart import Uploaded, Uploads
+from dtj_trainer.artifacts.s3 import Backoff, RefusedKey, S3Error, retry_transient
+from dtj_trainer.artifacts.segments import (
+    SEGMENT_BYTES,
+    SEGMENT_SECONDS,
+    rotated,
+    rotated_numbers,
+    segments_of,
+)
 from dtj_trainer.artifacts.store import StoredObject
 from dtj_trainer.artifacts.sync_loop import SyncLoop
 from dtj_trainer.artifacts.upload_rules import (
@@ -42,13 +39,15 @@ from dtj_trainer.artifacts.upload_rules import (
     LOG,
     METRICS,
     MODEL,
+    MOST_FILES,
     ONCE,
     Begin,
+    RefusedFiles,
     Rule,
-    Source,
+    UploadSource,
     is_event_file,
 )
-from dtj_trainer.serving.model_manifest import read_manifest
+from dtj_trainer.serving.places import read_manifest
 
 
 class FakeStore:
@@ -65,10 +64,10 @@ class FakeStore:
     def put_file(self, key: str, path: Path, *_: object, **__: object) -> None:
         self.puts.append((key, path.read_bytes()))
 
-    def put_whole(self, key: str, path: Path, *_: object, **__: object) -> Put:
+    def put_whole(self, key: str, path: Path, *_: object, **__: object) -> Uploaded:
         sha256 = sha256_of(path)
         self.put_file(key, path)
-        return Put("etag", sha256)
+        return Uploaded("etag", sha256)
 
     def put_bytes(self, key: str, content: bytes, **_: object) -> str:
         self.puts.append((key, content))
@@ -123,7 +122,7 @@ def append(path: Path, content: bytes) -> None:
 )
 def test_growing_log_is_sent_at_most_each_interval(tmp_path, clock):
     store, path = FakeStore(), tmp_path / "log"
-    uploader = FileUploader(store, [Source(path, "logs/x", LOG)], clock)
+    uploader = FileUploader(store, [UploadSource(path, "logs/x", LOG)], clock)
     assert running(uploader)  # There is no file yet.
     append(path, b"1\n")
     running(uploader)
@@ -144,7 +143,7 @@ def test_growing_log_is_sent_at_most_each_interval(tmp_path, clock):
 
 def test_a_log_that_is_still_empty_does_not_hold_up_its_first_lines(tmp_path, clock):
     store, path = FakeStore(), tmp_path / "log"
-    uploader = FileUploader(store, [Source(path, "logs/x", LOG)], clock)
+    uploader = FileUploader(store, [UploadSource(path, "logs/x", LOG)], clock)
     path.touch()
     assert running(uploader)
     append(path, b"1\n")
@@ -157,7 +156,7 @@ def test_a_log_that_is_still_empty_does_not_hold_up_its_first_lines(tmp_path, cl
 
 def test_a_full_segment_is_closed_at_the_end_of_a_line_and_never_put_again(tmp_path, clock):
     store, path = FakeStore(), tmp_path / "log"
-    uploader = FileUploader(store, [Source(path, "logs/x.log", LOG)], clock)
+    uploader = FileUploader(store, [UploadSource(path, "logs/x.log", LOG)], clock)
     line = b"x" * 999 + b"\n"
     for _ in range(30):
         append(path, line * 100)
@@ -179,7 +178,7 @@ def test_a_full_segment_is_closed_at_the_end_of_a_line_and_never_put_again(tmp_p
 
 def test_a_segment_is_closed_when_it_is_old(tmp_path, clock):
     store, path = FakeStore(), tmp_path / "log"
-    uploader = FileUploader(store, [Source(path, "logs/x.log", LOG)], clock)
+    uploader = FileUploader(store, [UploadSource(path, "logs/x.log", LOG)], clock)
     append(path, b"1\n")
     running(uploader)
     clock.now += SEGMENT_SECONDS + 1
@@ -193,7 +192,7 @@ def test_a_segment_is_closed_when_it_is_old(tmp_path, clock):
 
 def test_a_line_without_an_end_is_divided_and_all_of_it_is_there(tmp_path, clock):
     store, path = FakeStore(), tmp_path / "log"
-    uploader = FileUploader(store, [Source(path, "logs/x.log", LOG)], clock)
+    uploader = FileUploader(store, [UploadSource(path, "logs/x.log", LOG)], clock)
     append(path, bytes(range(256)).replace(b"\n", b"") * 9000)
     running(uploader)
     assert ended(uploader)
@@ -205,7 +204,7 @@ def test_segments_grow_with_the_file(monkeypatch, tmp_path, clock):
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)
     monkeypatch.setattr(segments, "MOST_SEGMENT_BYTES", 1600)
     store, path = FakeStore(), tmp_path / "log"
-    uploader = FileUploader(store, [Source(path, "logs/x.log", LOG)], clock)
+    uploader = FileUploader(store, [UploadSource(path, "logs/x.log", LOG)], clock)
     append(path, b"123456789\n" * 100_000)
     assert ended(uploader)
     assert store.joined("logs/x.log") == path.read_bytes()
@@ -218,7 +217,7 @@ def record(content: bytes) -> bytes:
 
 def test_an_event_file_is_divided_between_records_however_long(tmp_path, clock):
     store, path = FakeStore(), tmp_path / "tb" / "events.out.tfevents.1.host"
-    source = Source(tmp_path / "tb", "tensorboard", EVENTS, takes=is_event_file)
+    source = UploadSource(tmp_path / "tb", "tensorboard", EVENTS, takes=is_event_file)
     uploader = FileUploader(store, [source], clock)
     records = [record(b"x" * 100_000) for _ in range(12)] + [record(b"y" * 3 * SEGMENT_BYTES)]
     for each in records:
@@ -243,9 +242,9 @@ def test_an_event_file_is_divided_between_records_however_long(tmp_path, clock):
 )
 def test_what_is_put_again_is_bounded_and_who_waits_longest_is_next(monkeypatch, tmp_path, clock):
     at_once = SEGMENT_BYTES
-    monkeypatch.setattr(growing_upload, "AGAIN_AT_ONCE_BYTES", at_once)
+    monkeypatch.setattr(growing, "AGAIN_AT_ONCE_BYTES", at_once)
     store = FakeStore()
-    sources = [Source(tmp_path / name, name, METRICS) for name in ("a", "b", "c")]
+    sources = [UploadSource(tmp_path / name, name, METRICS) for name in ("a", "b", "c")]
     uploader = FileUploader(store, sources, clock)
     line = b"x" * 9_999 + b"\n"
     begun = clock.now
@@ -266,7 +265,7 @@ def test_what_is_put_again_is_bounded_and_who_waits_longest_is_next(monkeypatch,
 
 def test_a_file_that_was_begun_anew_replaces_the_open_segment(tmp_path, clock):
     store, path = FakeStore(), tmp_path / "log"
-    uploader = FileUploader(store, [Source(path, "logs/x", LOG)], clock)
+    uploader = FileUploader(store, [UploadSource(path, "logs/x", LOG)], clock)
     append(path, b"line of the first one\n" * 100)
     running(uploader)
     for text in (b"short\n", b"longer than that\n"):
@@ -281,7 +280,7 @@ def test_a_pod_of_the_same_attempt_goes_on_behind_the_log_that_is_there(tmp_path
     store, path = FakeStore(), tmp_path / "log"
     store.puts = [("logs/x.log", b"1\n"), ("logs/x.log.00002", b"2\n"), ("logs/x.log-more", b"no\n")]
     append(path, b"3\n")
-    assert ended(FileUploader(store, [Source(path, "logs/x.log", LOG)], clock))
+    assert ended(FileUploader(store, [UploadSource(path, "logs/x.log", LOG)], clock))
     assert store.joined("logs/x.log") == b"1\n2\n3\n"
 
 
@@ -290,7 +289,7 @@ def test_a_retry_goes_on_in_the_open_segment(tmp_path, clock):
     store.puts = [("m", b"1\n"), ("m.00002", b"2\n")]
     append(path, b"1\n2\n")
     begin = Begin(number=2, at=2, sent=4, mark=b"1\n2\n")
-    uploader = FileUploader(store, [Source(path, "m", METRICS, begin=begin)], clock)
+    uploader = FileUploader(store, [UploadSource(path, "m", METRICS, begin=begin)], clock)
     assert ended(uploader)
     assert len(store.puts) == 2  # All of that is there.
     append(path, b"3\n")
@@ -300,7 +299,7 @@ def test_a_retry_goes_on_in_the_open_segment(tmp_path, clock):
 
 def test_files_that_are_quiet_are_seldom_looked_at_and_go_on_where_they_were(tmp_path, clock, monkeypatch):
     store, folder = FakeStore(), tmp_path / "tb"
-    uploader = FileUploader(store, [Source(folder, "tensorboard", EVENTS, takes=is_event_file)], clock)
+    uploader = FileUploader(store, [UploadSource(folder, "tensorboard", EVENTS, takes=is_event_file)], clock)
     for number in range(120):
         append(folder / f"events.out.tfevents.{number:03d}", record(b"1"))
     looks: list[Path] = []
@@ -332,7 +331,7 @@ def test_files_that_are_quiet_are_seldom_looked_at_and_go_on_where_they_were(tmp
 def test_a_new_event_file_comes_after_the_rest_of_the_files_that_it_continues(tmp_path, clock):
     """TensorBoard drops the events of a newer file when an older file grows afterwards."""
     store, folder = FakeStore(), tmp_path / "tb"
-    uploader = FileUploader(store, [Source(folder, "tensorboard", EVENTS, takes=is_event_file)], clock)
+    uploader = FileUploader(store, [UploadSource(folder, "tensorboard", EVENTS, takes=is_event_file)], clock)
     parts = [folder / f"events.out.tfevents.{number}.host" for number in range(4)]
     keys = [f"tensorboard/{part.name}" for part in parts]
     append(parts[0], record(b"1"))
@@ -373,7 +372,7 @@ def rotate(path: Path) -> None:
 
 def test_a_log_goes_on_over_its_rotated_files_which_are_removed_once_uploaded(tmp_path, clock):
     store, path = FakeStore(), tmp_path / "logs" / "x.log"
-    uploader = FileUploader(store, [Source(path.parent, "logs", LOG)], clock)
+    uploader = FileUploader(store, [UploadSource(path.parent, "logs", LOG)], clock)
     append(path, b"1\n")
     running(uploader)
     append(path, b"2\n")
@@ -393,7 +392,7 @@ def test_a_log_goes_on_over_its_rotated_files_which_are_removed_once_uploaded(tm
 
 def test_rotated_files_stay_while_the_bucket_does_not_take_them(tmp_path, clock):
     store, path = Refusing("logs/x", transient=True), tmp_path / "x.log"
-    uploader = FileUploader(store, [Source(path, "logs/x.log", LOG)], clock)
+    uploader = FileUploader(store, [UploadSource(path, "logs/x.log", LOG)], clock)
     for number in range(5):
         append(path, b"%d\n" % number)
         with pytest.raises(S3Error):
@@ -403,12 +402,12 @@ def test_rotated_files_stay_while_the_bucket_does_not_take_them(tmp_path, clock)
     store.start = "nothing"
     assert ended(uploader)
     assert store.joined("logs/x.log") == b"0\n1\n2\n3\n4\n5\n"
-    assert rotated_numbers(path) == [5 - rotation.KEPT_ROTATED + 1]
+    assert rotated_numbers(path) == [5 - segments.KEPT_ROTATED + 1]
 
 
 def test_a_rotated_file_that_was_removed_unseen_costs_only_itself(tmp_path, clock, caplog):
     store, path = FakeStore(), tmp_path / "x.log"
-    uploader = FileUploader(store, [Source(path, "logs/x.log", LOG)], clock)
+    uploader = FileUploader(store, [UploadSource(path, "logs/x.log", LOG)], clock)
     append(path, b"1\n")
     running(uploader)
     append(path, b"lost\n")
@@ -428,7 +427,7 @@ def test_a_rotated_file_that_was_removed_unseen_costs_only_itself(tmp_path, cloc
 def test_model_waits_until_it_is_whole(tmp_path, clock):
     store = FakeStore()
     clock.now = time.time()
-    uploader = FileUploader(store, [Source(tmp_path / "model", "model", MODEL)], clock)
+    uploader = FileUploader(store, [UploadSource(tmp_path / "model", "model", MODEL)], clock)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a.pt").write_text("a")
     (tmp_path / "model" / ".b.pt").write_text("hidden")
@@ -451,7 +450,7 @@ def named_in(store: FakeStore) -> dict[str, str]:
 def test_the_manifest_of_a_model_is_put_last_and_names_what_is_in_the_bucket(tmp_path, clock):
     store, folder = FakeStore(), tmp_path / "model"
     clock.now = time.time()
-    uploader = FileUploader(store, [Source(folder, "model", MODEL)], clock)
+    uploader = FileUploader(store, [UploadSource(folder, "model", MODEL)], clock)
     (folder / "saved").mkdir(parents=True)
     assert running(uploader)  # Without a file there is no manifest.
     for name in ("a.pt", "saved/b"):
@@ -483,7 +482,7 @@ def test_the_files_of_a_model_are_read_once_for_the_upload_and_its_manifest(tmp_
     folder.mkdir()
     (folder / "a.pt").write_text("a")
     store = FakeStore()
-    assert ended(FileUploader(store, [Source(folder, "model", MODEL)], clock))
+    assert ended(FileUploader(store, [UploadSource(folder, "model", MODEL)], clock))
     assert named_in(store) == {"a.pt": sha256_of(folder / "a.pt")}
 
 
@@ -493,14 +492,14 @@ def test_a_model_of_which_a_file_is_refused_or_cut_off_gets_no_manifest(tmp_path
     for name in ("a.pt", "b.pt"):
         (folder / name).write_text(name)
     store = Refusing("model/a")
-    uploader = FileUploader(store, [Source(folder, "model", MODEL, essential=True)], clock)
+    uploader = FileUploader(store, [UploadSource(folder, "model", MODEL, essential=True)], clock)
     with pytest.raises(S3Error, match="AccessDenied"):
         ended(uploader)
     assert [key for key, _ in store.puts] == ["model/b.pt"]
 
     clock.now = time.time() + MODEL.quiet + 1
     store = FakeStore()
-    uploader = FileUploader(store, [Source(folder, "model", MODEL)], clock)
+    uploader = FileUploader(store, [UploadSource(folder, "model", MODEL)], clock)
     assert running(uploader)
     before = named_in(store)
     (folder / "a.pt").write_text("ha")
@@ -510,7 +509,7 @@ def test_a_model_of_which_a_file_is_refused_or_cut_off_gets_no_manifest(tmp_path
 
 def test_model_cut_off_by_a_kill_is_not_sent(tmp_path):
     store = FakeStore()
-    uploader = FileUploader(store, [Source(tmp_path / "model", "model", MODEL)])
+    uploader = FileUploader(store, [UploadSource(tmp_path / "model", "model", MODEL)])
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a.pt").write_text("ha")
     assert uploader.upload_pass(ended=False, died_ns=time.time_ns())
@@ -520,7 +519,7 @@ def test_model_cut_off_by_a_kill_is_not_sent(tmp_path):
 def test_once_is_once(tmp_path, clock):
     store, path = FakeStore(), tmp_path / "job.yaml"
     path.write_text("1")
-    uploader = FileUploader(store, [Source(path, "job.yaml", ONCE)], clock)
+    uploader = FileUploader(store, [UploadSource(path, "job.yaml", ONCE)], clock)
     running(uploader)
     path.write_text("2")
     clock.now += 1000
@@ -535,7 +534,7 @@ def test_costly_upload_rests_longer(tmp_path, clock):
             return super().put_bytes(key, content)
 
     store, path = SlowStore(), tmp_path / "metrics"
-    uploader = FileUploader(store, [Source(path, "metrics", METRICS)], clock)
+    uploader = FileUploader(store, [UploadSource(path, "metrics", METRICS)], clock)
     append(path, b"1\n")
     running(uploader)
     append(path, b"2\n")
@@ -556,7 +555,7 @@ def test_file_that_changes_while_it_is_sent_is_sent_again(tmp_path):
 
     store = Meddler()
     (tmp_path / "m").write_text("m")
-    uploader = FileUploader(store, [Source(tmp_path / "m", "m", Rule())])
+    uploader = FileUploader(store, [UploadSource(tmp_path / "m", "m", Rule())])
     assert not uploader.upload_pass(ended=True, died_ns=None)
     assert uploader.upload_pass(ended=True, died_ns=None)
     assert store.puts[-1] == ("m", b"changed")
@@ -570,21 +569,35 @@ def test_a_file_that_changes_for_ever_is_taken_as_it_was_after_the_programs_end(
 
     (tmp_path / "model.pt").write_bytes(b"weights")
     store = WritesOn()
-    uploader = FileUploader(store, [Source(tmp_path, "model", MODEL)])
+    uploader = FileUploader(store, [UploadSource(tmp_path, "model", MODEL)])
     passes = [uploader.upload_pass(ended=True, died_ns=None) for _ in range(4)]
     assert passes == [False, False, True, True]
     assert [key for key, _ in store.puts] == ["model/model.pt"] * 3, "sent again, or named by a manifest"
-    assert caplog.text.count("model.pt is kept as it was: it changes although the program has ended") == 1
+    assert caplog.text.count("model.pt changes although the program has ended") == 1
 
 
 def test_a_torn_file_is_not_sent_and_its_folder_has_no_manifest(tmp_path, caplog):
     for name in ("torn.pt", "whole.pt"):
         (tmp_path / name).write_bytes(b"weights")
     store = FakeStore()
-    uploader = FileUploader(store, [Source(tmp_path, "model", MODEL)])
+    uploader = FileUploader(store, [UploadSource(tmp_path, "model", MODEL)])
     uploader.note_torn([tmp_path / "torn.pt"])
     assert ended(uploader)
     assert [key for key, _ in store.puts] == ["model/whole.pt"]
+
+
+def test_what_was_torn_in_one_round_is_sent_once_the_next_one_has_written_it(tmp_path):
+    model = tmp_path / "model.pt"
+    model.write_bytes(b"half")
+    store = FakeStore()
+    rule = replace(MODEL, quiet=0.0, interval=0.0)
+    uploader = FileUploader(store, [UploadSource(model, "model", rule)])
+    uploader.begin_round(model.stat().st_ctime_ns - 1)
+    assert uploader.upload_pass(ended=False, died_ns=None)
+    assert store.puts == []
+    model.write_bytes(b"weights")
+    assert uploader.upload_pass(ended=False, died_ns=None)
+    assert "model" in [key for key, _ in store.puts]
 
 
 def test_backoff_grows_and_is_bounded():
@@ -649,8 +662,8 @@ def two_logs_and_a_model(folder: Path, store: FakeStore, clock: Clock | None = N
     (folder / "model").mkdir()
     for name in ("logs/a.log", "logs/b.log", "model/m.pt"):
         (folder / name).write_text("x\n")
-    model = Source(folder / "model", "model", MODEL, essential=True)
-    return FileUploader(store, [Source(folder / "logs", "logs", LOG), model], clock or Clock())
+    model = UploadSource(folder / "model", "model", MODEL, essential=True)
+    return FileUploader(store, [UploadSource(folder / "logs", "logs", LOG), model], clock or Clock())
 
 
 def test_a_refused_log_is_told_once_and_keeps_no_other_file_from_its_upload(tmp_path, clock, caplog):
@@ -677,7 +690,7 @@ def test_a_refused_log_is_told_once_and_keeps_no_other_file_from_its_upload(tmp_
     "1,000",
 )
 def test_refused_files_that_are_too_many_to_remember_hold_up_no_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(refused_files, "MOST_FILES", 1)
+    monkeypatch.setattr(upload_rules, "MOST_FILES", 1)
     uploader = two_logs_and_a_model(tmp_path, Refusing("logs/"))
     assert ended(uploader)
     assert uploader.refused.text == "'a.log': logs/a.log: AccessDenied"

@@ -20,10 +20,10 @@ from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.manifest import sha256_of
-from dtj_trainer.artifacts.multipart import TRIES, HandedOver, Uploads
-from dtj_trainer.artifacts.pace import CONNECTIONS, Pace
+from dtj_trainer.artifacts.multipart import HandedOver, Uploads
+from dtj_trainer.artifacts.s3 import CONNECTIONS, PART_TRIES, Pace
 from dtj_trainer.artifacts.store import ABSENT, Store
-from dtj_trainer.artifacts.upload_rules import Rule, Source
+from dtj_trainer.artifacts.upload_rules import Rule, UploadSource
 
 PART = 5 * s3.MEBIBYTE
 
@@ -129,7 +129,7 @@ def test_the_next_pass_goes_on_where_the_last_one_failed(folder, store, throttle
     with pytest.raises(s3.S3Error, match="SlowDown"):
         sync.upload_pass(ended=True, died_ns=None)
     # On a busy machine, the part may fail for good before the other three of b are begun.
-    arrived = throttled.parts - 3 - TRIES
+    arrived = throttled.parts - 3 - PART_TRIES
     assert arrived in range(4)
     throttled.refuses = lambda number, tries: False
     throttled.parts = 0
@@ -147,7 +147,7 @@ def test_the_next_pass_goes_on_where_the_last_one_failed(folder, store, throttle
 def test_the_parts_of_a_file_that_changed_are_forgotten(tmp_path, store, throttled):
     path = tmp_path / "model"
     path.write_bytes(b"1" * 2 * PART)
-    sync = FileUploader(store, [Source(path, "model", Rule())])
+    sync = FileUploader(store, [UploadSource(path, "model", Rule())])
     throttled.refuses = lambda number, tries: number == 2
     with pytest.raises(s3.S3Error, match="SlowDown"):
         sync.upload_pass(ended=True, died_ns=None)
@@ -167,7 +167,7 @@ def test_who_has_lost_the_claim_leaves_no_parts(folder, store, throttled, what):
     else:
         (folder / "m").write_bytes(b"1" * 2 * PART)
         fence = Fence(store, contract.CLAIM_FILE, 1)
-        sync = FileUploader(store, [Source(folder / "m", "m", Rule(), fence)])
+        sync = FileUploader(store, [UploadSource(folder / "m", "m", Rule(), fence)])
     throttled.refuses = lambda number, tries: number == 2
     with pytest.raises(s3.S3Error, match="SlowDown"):
         sync.upload_pass(ended=True, died_ns=None)

@@ -10,13 +10,13 @@ from tests.trainer.conftest import steps_in
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts import checkpoint_parts, checkpoints
-from dtj_trainer.artifacts.checkpoint_index import read_index
-from dtj_trainer.artifacts.checkpoint_parts import PartUploader
+from dtj_trainer.artifacts import checkpoints, other_pods
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence, Superseded
+from dtj_trainer.artifacts.other_pods import PartUploader
 from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.snapshot import read_index
 
 PODS = 3
 
@@ -135,7 +135,7 @@ def test_after_the_end_parts_are_awaited_for_a_while(
 ) -> None:
     job.save(10, 0, 1)
     assert job.passes(1, 0, ended=True) == [True, False]
-    monkeypatch.setattr(checkpoint_parts, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(other_pods, "LATE_PART_SECONDS", 0.0)
     assert job.passes(0, ended=True) == [True]
     assert "10 has 1 of 3 parts" not in caplog.text
     assert "has 2 of 3 parts: other pods have not uploaded their files" in caplog.text

@@ -17,8 +17,7 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from moto.server import ThreadedMotoServer
 
 from dtj_trainer.artifacts import s3
-from dtj_trainer.artifacts.fence import Fence
-from dtj_trainer.artifacts.fenced_put import put_fenced
+from dtj_trainer.artifacts.fence import Fence, put_fenced
 from dtj_trainer.artifacts.store import ABSENT, Store
 from dtj_trainer.data.sources import S3Source
 from dtj_trainer.launch.settings import SettingsError, read_settings

@@ -10,20 +10,18 @@ from types import SimpleNamespace
 import pytest
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts import backoff, checkpoints, file_fetch, sync_loop
-from dtj_trainer.artifacts.backoff import Deadline
-from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts import checkpoints, file_fetch, s3, sync_loop
 from dtj_trainer.artifacts.manifest import Manifest, StoredFile
-from dtj_trainer.artifacts.pod_sync import PodSync
-from dtj_trainer.artifacts.s3 import RefusedKey, S3Error
+from dtj_trainer.artifacts.s3 import Deadline, RefusedKey, S3Error
+from dtj_trainer.artifacts.snapshot import read_index
 from dtj_trainer.artifacts.store import Store
+from dtj_trainer.artifacts.sync import PodSync, SyncSettings
 from dtj_trainer.artifacts.sync_loop import SyncLoop
-from dtj_trainer.artifacts.sync_settings import SyncSettings
 
 
 def test_patience_begins_anew_with_each_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     now, sent = [0.0], [5]
-    monkeypatch.setattr(backoff.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(s3.time, "monotonic", lambda: now[0])
     patience, strict = Deadline(10, lambda: sent[0]), Deadline(10, None)
     now[0], sent[0] = 8.0, 6
     assert (patience.left(), strict.left()) == (10, 2)
@@ -120,7 +118,7 @@ def test_a_restore_that_brings_bytes_outlasts_the_timeout(
 ) -> None:
     """Each file takes longer than the timeout, and after each the connection breaks."""
     now = [0.0]
-    monkeypatch.setattr(backoff, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(s3, "time", SimpleNamespace(monotonic=lambda: now[0]))
     files = tuple(StoredFile(f"1/{name}", f"1/{name}", 1, sha256(b"x").hexdigest()) for name in "abc")
     source = job_store.below("checkpoints")
     for file in files:
@@ -150,7 +148,7 @@ def test_a_restore_that_brings_nothing_ends(
     job_store: Store, job_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(backoff, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(s3, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def away(_: Store) -> list[str]:
         now[0] += 25

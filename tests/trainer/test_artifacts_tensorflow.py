@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 from tests.trainer.conftest import fence_of, steps_in
 
-from dtj_trainer.artifacts.checkpoint_index import read_index
-from dtj_trainer.artifacts.checkpoint_mirror import CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.put_back import remove
-from dtj_trainer.artifacts.restore import restore
+from dtj_trainer.artifacts.restore import CheckpointMirror, restore
 from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.snapshot import read_index
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.patience import PATIENCE
 
-from dtj_trainer.artifacts import background_priority
+from dtj_trainer import background
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.multipart import HandedOver
 from dtj_trainer.artifacts.sync_loop import SyncLoop
@@ -18,7 +18,7 @@ from dtj_trainer.artifacts.sync_loop import SyncLoop
 WAIT = 30.0 * PATIENCE
 Priority = tuple[int, int]
 NORMAL = (os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, 0))
-BACKGROUND = (os.SCHED_BATCH, max(NORMAL[1], background_priority.NICE))
+BACKGROUND = (os.SCHED_BATCH, max(NORMAL[1], background.NICE))
 
 
 class Observed:
@@ -69,7 +69,7 @@ def test_without_permission_uploads_go_on(monkeypatch):
     def refused(*_: object) -> None:
         raise PermissionError(1, "not here")
 
-    monkeypatch.setattr(background_priority.os, "setpriority", refused)
+    monkeypatch.setattr(background.os, "setpriority", refused)
     seen = Observed()
     loop = SyncLoop("observing", seen, interval=0.01, beside_program=True)
     loop.start()

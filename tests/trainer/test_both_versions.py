@@ -17,11 +17,10 @@ from typer.testing import CliRunner
 from dtj.cli.main import app
 from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints
-from dtj_trainer.artifacts.checkpoint_index import read_index
-from dtj_trainer.artifacts.checkpoint_mirror import CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
-from dtj_trainer.artifacts.restore import restore
+from dtj_trainer.artifacts.restore import CheckpointMirror, restore
+from dtj_trainer.artifacts.snapshot import read_index
 from dtj_trainer.artifacts.store import Store
 
 OBJECTS: dict[str, str] = json.loads(Path(__file__).with_name("bucket_v1.json").read_text())

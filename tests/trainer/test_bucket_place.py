@@ -17,9 +17,9 @@ from tests.unit.support.jobs import manifest
 from typer.testing import CliRunner, Result
 
 from dtj.api.errors import NotFound, Unreachable, Unusable
-from dtj.cli.bucket_place import BucketPlace
 from dtj.cli.main import app
 from dtj.client import LogQuery
+from dtj.views.bucket_place import BucketPlace
 from dtj_trainer.artifacts.manifest import Manifest
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.contract.code_archive import pack
@@ -98,8 +98,29 @@ def test_the_logs_of_each_attempt_are_printed(uri: str) -> None:
     assert call("logs", uri).stdout == "[rank 0] step 2\n[rank 1] step 2\n"
     assert call("logs", uri, "--rank", "1").stdout == "[rank 1] step 2\n"
     assert call("logs", uri, "--attempt", "1").stdout == "[rank 0] step 1\n"
-    with pytest.raises(Unusable, match="--follow can't be used with a job of the past"):
+    with pytest.raises(Unusable, match="--follow can't be used with a job that is read from the bucket"):
         BucketPlace(uri).logs(LogQuery(follow=True))
+
+
+def test_the_lines_of_one_round_are_printed(uri: str, job_store: Store) -> None:
+    def begins(number: int) -> bytes:
+        return f"dtj: round {number} begins, after the failure of worker-0: killed\n".encode()
+
+    log = "logs/attempt-3/launcher-0.log"
+    job_store.put_bytes(log, b"[rank 0] a\n" + begins(1) + b"[rank 0] b\n")
+    job_store.put_bytes(f"{log}.00002", b"[rank 1] c\n" + begins(2) + b"[rank 0] d\n")
+    job_store.put_bytes("logs/attempt-3/rank-1.log", b"dtj: round 1 begins\nc\n")
+
+    assert call("logs", uri, "--round", "0").stdout == "[rank 0] a\n"
+    assert call("logs", uri, "--round", "1", "--tail", "2").stdout == "[rank 0] b\n[rank 1] c\n"
+    assert (
+        call("logs", uri, "--round", "1", "--rank", "1", "--no-prefix").stdout == "dtj: round 1 begins\nc\n"
+    )
+    assert call("logs", uri, "--round", "0", "--attempt", "1").stdout == "[rank 0] step 1\n"
+    with pytest.raises(NotFound, match=r"of attempt 3 of .* have no round 4: they have rounds 0, 1, 2"):
+        list(BucketPlace(uri).logs(LogQuery(round=4, attempt=3)))
+    job_store.delete([log])
+    assert call("logs", uri, "--round", "1").stdout == "[rank 1] c\n", "the first segment is gone"
 
 
 def test_the_code_of_a_job_outlives_its_config_map(uri: str, job_store: Store, tmp_path: Path) -> None:

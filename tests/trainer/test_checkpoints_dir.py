@@ -19,8 +19,8 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.artifacts.manifest import Manifest
 from dtj_trainer.artifacts.store import Store
-from dtj_trainer.launch import files_outside, main
-from dtj_trainer.launch.files_outside import FilesOutside, new_files
+from dtj_trainer.launch import main, pod
+from dtj_trainer.launch.pod import FilesOutside, new_files
 from dtj_trainer.launch.settings import Settings, SettingsError, read_settings
 
 POD = contract.PodInfo(role="worker", index=0, slots=1, part="primary", restores=True)
@@ -160,7 +160,7 @@ def test_new_large_files_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write("top.pt")
     for number in range(50):
         write(f"a/{number}", 1)
-    monkeypatch.setattr(files_outside, "MOST_ENTRIES", 20)
+    monkeypatch.setattr(pod, "MOST_ENTRIES", 20)
     assert (Path("top.pt"), 2_000_000) in list(new_files(tmp_path, kept, begun))
 
 
@@ -182,7 +182,7 @@ def test_each_folder_is_named_once_with_its_remedy(
 
 
 def test_a_program_in_another_directory_gets_the_whole_path(tmp_path: Path) -> None:
-    told = files_outside.sentence(Path("ckpt/a\n.pt"), 2_000_000, tmp_path)
+    told = pod.sentence(Path("ckpt/a\n.pt"), 2_000_000, tmp_path)
     assert f"'{tmp_path}/ckpt/a\\n.pt'" in told
     assert told.endswith(f"or set DTJ_CHECKPOINTS_DIR to '{tmp_path}/ckpt'")
 
@@ -204,14 +204,14 @@ def test_many_files_make_few_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(files_outside, "LEAST_BYTES", 1)
+    monkeypatch.setattr(pod, "LEAST_BYTES", 1)
     outside = FilesOutside(lambda: [os.getpid()], [])
     for number in range(50):
         Path(f"{number}.pt").write_text("x")
         Path(f"run-{number}").mkdir()
         Path(f"run-{number}/a.pt").write_text("x")
     outside.look()
-    assert len(caplog.records) == files_outside.MOST_NAMED
+    assert len(caplog.records) == pod.MOST_NAMED
 
 
 def test_a_pod_names_the_files_of_its_program(
@@ -219,7 +219,7 @@ def test_a_pod_names_the_files_of_its_program(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sitecustomize.py").write_text(
-        "from dtj_trainer.launch import files_outside as f\nf.FIRST_SECONDS = f.EVERY_SECONDS = 0.1\n"
+        "from dtj_trainer.launch import pod as f\nf.FIRST_SECONDS = f.EVERY_SECONDS = 0.1\n"
     )
     pod = make_workspace(
         DTJ_ARTIFACTS_URI=job_uri,

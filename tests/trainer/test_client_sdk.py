@@ -80,7 +80,11 @@ def test_objects_are_listed_read_and_copied(artifacts: Artifacts, job_store: Sto
 
 
 async def test_large_code_goes_to_the_bucket_once_for_all_jobs(
-    server: HttpCluster, job_uri: str, object_store: ObjectStore, tmp_path: Path
+    server: HttpCluster,
+    job_uri: str,
+    object_store: ObjectStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder, archive = tmp_path / "code", tmp_path / "code.tar.gz"
     folder.mkdir()
@@ -99,6 +103,16 @@ async def test_large_code_goes_to_the_bucket_once_for_all_jobs(
             await client.submit(DistributedTrainingJob.from_manifest(made), archive=archive)
             assert open_store(where).get_bytes(key) == content
             open_store(where).put_bytes(key, marked)  # The second job must not send it again.
+        # The user's own credentials go to the endpoint of a job only if the user names the endpoint.
+        url = os.environ["AWS_ENDPOINT_URL_S3"]
+        monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+        store["artifacts.endpoint"] = Value("artifacts.endpoint", url, "")
+        named = DistributedTrainingJob.from_manifest(
+            job_manifest("three", program, code, "i", Wishes(), store)
+        )
+        with pytest.raises(Unreachable, match="go only to an endpoint that you name"):
+            await client.submit(named, archive=archive)
+        assert (await client.submit(named, archive=archive, endpoint=url)).name == "three"
     assert not server.cluster.of_kind("ConfigMap")
 
 

@@ -19,14 +19,14 @@ import pytest
 from tests.trainer.conftest import until
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
-from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
-from dtj_trainer.artifacts.folder_watch import FolderWatch
+from dtj_trainer.artifacts.folder_pictures import FolderWatch
 from dtj_trainer.artifacts.open_files import held_open
 from dtj_trainer.artifacts.picture import SHORT_SETTLE
+from dtj_trainer.artifacts.snapshot import read_index
+from dtj_trainer.launch.processes import runs
 from dtj_trainer.launch.program import Program
-from dtj_trainer.launch.running_programs import runs
 
 # How a program writes step 1. Each prints when it has done so, and goes on until it is ended.
 RENAMED = "open('.new', 'w').write('x'); os.rename('.new', 'ckpt-1.pt')"

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtj_trainer.contract import PodInfo, rank_of
+from dtj_trainer.contract import PodInfo, Rounds, rank_of
 
 pods = st.builds(
     PodInfo,
@@ -26,6 +26,7 @@ pods = st.builds(
     part=st.sampled_from(["primary", "evaluator", "other"]),
     restores=st.booleans(),
     reads_data=st.booleans(),
+    rounds=st.none() | st.builds(Rounds, st.integers(0, 100), st.integers(0, 100)),
 )
 
 
@@ -53,6 +54,12 @@ def test_a_pod_comes_back_as_it_was(pod: PodInfo) -> None:
         ('{"role": "worker", "index": 0, "restores": "yes"}', 'restores must be true or false, not "yes"'),
         ('{"role": "worker", "index": 0, "readsData": 1}', "readsData must be true or false, not 1"),
         ('{"role": "worker", "index": 0, "peers": []}', "peers must be an object, not []"),
+        ('{"role": "worker", "index": 0, "rounds": 3}', "rounds must be an object, not 3"),
+        ('{"role": "worker", "index": 0, "rounds": {"before": 0}}', "rounds.limit is missing"),
+        (
+            '{"role": "worker", "index": 0, "rounds": {"before": -1, "limit": 6}}',
+            "rounds.before must be a whole number of at least 0, not -1",
+        ),
         (
             '{"role": "worker", "index": 0, "peers": {"host": "a", "pods": {}}}',
             'peers.host must be a host name with {} for the pod, not "a"',

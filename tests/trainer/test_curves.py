@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from dtj_trainer import contract, event_records, progress
+from dtj_trainer import contract, progress, tensorboard
 from dtj_trainer.curves import curves as curves_module
 from dtj_trainer.curves.curves import Curves
 from dtj_trainer.curves.event_scalars import EventFile, Scalar, scalars_of
-from dtj_trainer.launch.phases import PhaseLog
-from dtj_trainer.launch.progress_watch import ProgressWatch
+from dtj_trainer.launch.status_server import PhaseLog, ProgressWatch
 
 
 class Pod:
@@ -29,8 +28,15 @@ class Pod:
             root / "tensorboard",
         )
         self.report = root / "progress.json"
+        self.utilisation = root / contract.UTILISATION
         self.curves = Curves(
-            self.metrics, self.report, [self.log], lambda: [self.events], attempt, output=output
+            self.metrics,
+            self.report,
+            [self.log],
+            lambda: [self.events, root],
+            attempt,
+            utilisation=self.utilisation,
+            output=output,
         )
         self.curves._size = curves_module._size(self.metrics)
 
@@ -44,7 +50,7 @@ class Pod:
         self.events.mkdir(exist_ok=True)
         with (self.events / name).open("ab") as file:
             file.write(
-                event_records.scalars(
+                tensorboard.scalars(
                     at or time.time(), step, {k.replace("__", "/"): v for k, v in values.items()}
                 )
             )
@@ -139,12 +145,22 @@ def test_event_files_count_more_than_output(tmp_path: Path) -> None:
     assert len(pod.look()) == 4
 
 
+def test_event_files_of_dtj_itself_are_no_rows(tmp_path: Path) -> None:
+    """Programs of dtj's images work in the workspace, in which dtj writes the utilisation."""
+    pod = Pod(tmp_path)
+    events = tensorboard.ScalarWriter(pod.utilisation / contract.TENSORBOARD, rotate_seconds=60)
+    events.add(5, {"utilisation/cpu_cores/rank-0": 0.5})
+    pod.prints("epoch 1: loss 0.5", "epoch 2: loss 0.4")
+    assert {row["source"] for row in pod.look()} == {"Output"}
+    assert (pod.curves.progress()["epoch"], pod.curves.progress()["source"]) == (2, "Output")
+
+
 def test_events_of_earlier_attempts_are_no_rows(tmp_path: Path) -> None:
     pod = Pod(tmp_path)
     pod.logs(5, at=time.time() - 100, loss=1.0)
     pod.logs(6, loss=1.0)
     old = pod.events / "events.out.tfevents.0"
-    old.write_bytes(event_records.scalars(time.time(), 9, {"loss": 1.0}))
+    old.write_bytes(tensorboard.scalars(time.time(), 9, {"loss": 1.0}))
     os.utime(old, (0, 0))
     assert [row["step"] for row in pod.look()] == [6]
 
@@ -269,8 +285,8 @@ def test_the_rows_of_a_full_disk_are_lost_and_the_progress_is_not(tmp_path: Path
 
 def test_a_file_is_read_as_its_records_are_complete(tmp_path: Path) -> None:
     path = tmp_path / "events.out.tfevents.1"
-    first, second = (event_records.scalars(10.0 + n, n, {"loss": 1.5}) for n in (1, 2))
-    path.write_bytes(event_records.file_version(9.0) + first + second[:-3])
+    first, second = (tensorboard.scalars(10.0 + n, n, {"loss": 1.5}) for n in (1, 2))
+    path.write_bytes(tensorboard.file_version(9.0) + first + second[:-3])
     file = EventFile(path)
     assert file.more() == [Scalar("loss", 1, 11.0, 1.5)]
     assert file.more() == []
@@ -282,7 +298,7 @@ def test_a_file_is_read_as_its_records_are_complete(tmp_path: Path) -> None:
 def test_a_large_record_is_passed_over_and_a_damaged_file_ends(tmp_path: Path) -> None:
     path = tmp_path / "events.out.tfevents.1"
     picture = (6 << 20).to_bytes(8, "little") + bytes(4) + bytes(6 << 20) + bytes(4)
-    good = event_records.scalars(10.0, 7, {"loss": 1.5})
+    good = tensorboard.scalars(10.0, 7, {"loss": 1.5})
     path.write_bytes(picture + good + (1 << 60).to_bytes(8, "little") + bytes(100))
     file = EventFile(path)
     assert file.more() == []
@@ -291,7 +307,7 @@ def test_a_large_record_is_passed_over_and_a_damaged_file_ends(tmp_path: Path) -
 
 
 def test_damaged_events_are_none() -> None:
-    whole = event_records.scalars(10.0, 7, {"loss": 1.5})[12:-4]
+    whole = tensorboard.scalars(10.0, 7, {"loss": 1.5})[12:-4]
     for end in range(len(whole)):
         scalars_of(whole[:end])
         scalars_of(whole[:end] + bytes([whole[end] ^ 0xFF]) + whole[end + 1 :])

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from dtj_trainer.curves import output
 from dtj_trainer.curves.output import OutputReader
 from dtj_trainer.curves.output_lines import said
-from dtj_trainer.curves.reading import MOST_VALUES, Reading, rows_of
+from dtj_trainer.curves.reading import MOST_VALUES, TrainingReading, rows_of
 
 OUTPUTS = Path(__file__).parent / "outputs"
 
 
-def read(text: str) -> list[Reading]:
+def read(text: str) -> list[TrainingReading]:
     return OutputReader().take(text.split("\n"))
 
 
@@ -35,17 +35,17 @@ def bar(n: int, m: int, elapsed: str = "00:10", desc: str = "", rest: str = "") 
 @pytest.mark.parametrize(
     ("file", "last", "values"),
     [
-        ("keras", Reading(54, 54, 3.0), {"accuracy", "loss", "val_accuracy", "val_loss"}),
-        ("keras-verbose-2", Reading(54, 54, 3.0), {"accuracy", "loss", "val_accuracy", "val_loss"}),
-        ("transformers", Reading(96, 96, 3.0), set()),
-        ("lightning", Reading(96, None, 3.0), {"train_loss", "val_loss"}),
-        ("lightning-rich", Reading(96, 96, 3.0), {"val_loss"}),
-        ("accelerate", Reading(None, None, 3.0), {"accuracy", "f1"}),
-        ("tqdm", Reading(100, 100, 2.0), {"loss"}),
-        ("nanogpt", Reading(110, None, None), {"loss"}),
+        ("keras", TrainingReading(54, 54, 3.0), {"accuracy", "loss", "val_accuracy", "val_loss"}),
+        ("keras-verbose-2", TrainingReading(54, 54, 3.0), {"accuracy", "loss", "val_accuracy", "val_loss"}),
+        ("transformers", TrainingReading(96, 96, 3.0), set()),
+        ("lightning", TrainingReading(96, None, 3.0), {"train_loss", "val_loss"}),
+        ("lightning-rich", TrainingReading(96, 96, 3.0), {"val_loss"}),
+        ("accelerate", TrainingReading(None, None, 3.0), {"accuracy", "f1"}),
+        ("tqdm", TrainingReading(100, 100, 2.0), {"loss"}),
+        ("nanogpt", TrainingReading(110, None, None), {"loss"}),
     ],
 )
-def test_what_real_libraries_print(file: str, last: Reading, values: set[str]) -> None:
+def test_what_real_libraries_print(file: str, last: TrainingReading, values: set[str]) -> None:
     readings = read((OUTPUTS / f"{file}.txt").read_text())
     found = readings[-1]
     assert (found.step, found.total, found.epoch) == (last.step, last.total, last.epoch)
@@ -68,42 +68,42 @@ def test_hugging_face_s_losses_and_evaluations() -> None:
     [
         (
             ["iter 0: loss 4.2, time 123.45ms, mfu -100.00%", "iter 10: loss 3.2, time 23.45ms, mfu 12.34%"],
-            Reading(10, None, None, None, {"loss": 3.2}),
+            TrainingReading(10, None, None, None, {"loss": 3.2}),
         ),
         (
             [
                 "Epoch: [0][ 10/5005]\tTime  0.5 ( 1.2)\tLoss 6.9e+00 (7.0e+00)\tAcc@1   0.00 (  0.10)",
                 "Epoch: [1][ 20/5005]\tTime  0.5 ( 1.2)\tLoss 5.9e+00 (7.0e+00)\tAcc@1   0.10 (  0.10)",
             ],
-            Reading(5025, None, 2.0, None, {"Loss": 5.9, "Acc@1": 0.1}),
+            TrainingReading(5025, None, 2.0, None, {"Loss": 5.9, "Acc@1": 0.1}),
         ),
         (
             ["Epoch [1/10], Step [100/600], Loss: 0.1234", "Epoch [2/10], Step [100/600], Loss: 0.0934"],
-            Reading(700, 6000, 2.0, None, {"Loss": 0.0934}),
+            TrainingReading(700, 6000, 2.0, None, {"Loss": 0.0934}),
         ),
         (
             [
                 "Train Epoch: 1 [640/60000 (1%)]\tLoss: 1.783214",
                 "Train Epoch: 2 [0/60000 (0%)]\tLoss: 0.305400",
             ],
-            Reading(None, None, 2.0, 60000, {"Loss": 0.3054}),
+            TrainingReading(None, None, 2.0, 60000, {"Loss": 0.3054}),
         ),
         (
             [
                 "2026-11-28 02:00:00 INFO step=100 loss=0.5 lr=1e-3",
                 "2026-11-28 02:00:10 INFO step=200 loss=.4 lr=1e-3",
             ],
-            Reading(200, None, None, None, {"loss": 0.4, "lr": 0.001}),
+            TrainingReading(200, None, None, None, {"loss": 0.4, "lr": 0.001}),
         ),
-        (["epoch 0 loss 0.9", "epoch 1 loss 0.8"], Reading(None, None, 2.0, None, {"loss": 0.8})),
-        ([bar(1, 400), bar(200, 400)], Reading(200, 400)),
+        (["epoch 0 loss 0.9", "epoch 1 loss 0.8"], TrainingReading(None, None, 2.0, None, {"loss": 0.8})),
+        ([bar(1, 400), bar(200, 400)], TrainingReading(200, 400)),
         (
             [bar(7, 50, desc="Epoch 1/2: ", rest="loss=0.5"), bar(3, 50, "00:01", "Epoch 2/2: ", "loss=0.4")],
-            Reading(53, 100, 2.0, None, {"loss": 0.4}),
+            TrainingReading(53, 100, 2.0, None, {"loss": 0.4}),
         ),
     ],
 )
-def test_lines_of_common_forms(lines: list[str], last: Reading) -> None:
+def test_lines_of_common_forms(lines: list[str], last: TrainingReading) -> None:
     assert read("\n".join(lines))[-1] == last
 
 
@@ -168,7 +168,7 @@ def last_of(lines: Iterable[str]) -> tuple[int | None, int | None, float | None]
     readings = reader.take(lines)
     if reader.contradicted or not readings:
         return None, None, None
-    last = next((each for each in reversed(readings) if each.leads), Reading())
+    last = next((each for each in reversed(readings) if each.leads), TrainingReading())
     return last.step, last.total, last.epoch
 
 

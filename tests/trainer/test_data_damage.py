@@ -38,9 +38,9 @@ from tests.trainer.picture_formats import (
 
 from dtj_trainer.data.errors import DataCorrupt, DataError, DataTooLarge
 from dtj_trainer.data.formats import FORMATS, images, tfrecord
-from dtj_trainer.data.formats.cifar_python import read_examples, read_names
+from dtj_trainer.data.formats.cifar import read_examples, read_names
 from dtj_trainer.data.formats.idx import read_idx
-from dtj_trainer.data.formats.images import Form, Stack, pixels_of
+from dtj_trainer.data.formats.images import PictureForm, Stack, pixels_of
 from dtj_trainer.data.index import MAX_EXAMPLE_BYTES, Block, DataIndex, Shard, SplitIndex
 
 PIXELS, LABELS = pieces(4, 32)
@@ -77,13 +77,13 @@ def read_shard(name: str) -> Callable[[bytes], object]:
         for cut in FORMATS[name].blocks(io.BytesIO(content), len(content), where="shard"):
             block = memoryview(content)[cut.offset : cut.offset + cut.length]
             for picture, _ in FORMATS[name].examples(block, where="shard"):
-                pixels_of(picture, Form(size=16), where="shard")
+                pixels_of(picture, PictureForm(size=16), where="shard")
 
     return read
 
 
 def read_picture(content: bytes) -> np.ndarray:
-    return pixels_of(content, Form(size=16), where="picture")
+    return pixels_of(content, PictureForm(size=16), where="picture")
 
 
 def read_python(content: bytes) -> object:
@@ -237,9 +237,9 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(
     monkeypatch.setattr(
         images, "simplejpeg", SimpleNamespace(decode_jpeg=decode_jpeg, decode_jpeg_header=header)
     )
-    pixels_of(file_of(PIXELS[0], kind), Form(), where="x")
+    pixels_of(file_of(PIXELS[0], kind), PictureForm(), where="x")
     with pytest.raises(DataCorrupt, match=r"^x has (?=.*400000000 pixels).* a picture has at most 50000000"):
-        pixels_of(huge(kind), Form(), where="x")
+        pixels_of(huge(kind), PictureForm(), where="x")
     assert set(decoded) == {(32, 32)}
 
 
@@ -251,12 +251,12 @@ def test_what_is_no_picture() -> None:
         (bytes(MAX_EXAMPLE_BYTES + 1), f"x: {MAX_EXAMPLE_BYTES + 1} bytes; a picture has at most"),
     ):
         with pytest.raises(DataCorrupt) as caught:
-            pixels_of(content, Form(), where="x")
+            pixels_of(content, PictureForm(), where="x")
         assert str(caught.value).startswith(message)
     written = io.BytesIO()
     Image.fromarray(np.zeros((4, 4), np.uint16)).save(written, "PNG")
     with pytest.raises(DataCorrupt, match="x has more than 8 bits a channel"):
-        pixels_of(written.getvalue(), Form(), where="x")
+        pixels_of(written.getvalue(), PictureForm(), where="x")
 
 
 def test_what_does_not_fit_memory() -> None:
@@ -290,7 +290,7 @@ def hostile_pickles() -> Iterator[tuple[bytes, str]]:
     )
     yield pickle.dumps([1, 2], 2), "holds no dictionary but list"
     yield pickle.dumps({1, 2}, 4), "it has the opcode EMPTY_SET"
-    yield b"\x80\x02}r\xff\xff\xff\x7f.", "it numbers an object 2147483647"
+    yield b"\x80\x02}r\xff\xff\xff\x7f.", "it gives an object the number 2147483647"
     yield b"\x80\x04\x96\xff\xff\xff\xff\x00\x00\x00\x00.", "is no pickle of arrays and text"
     yield python2_pickle({b"data": b"x"}), "has no labels; there is data"
     yield (

@@ -78,7 +78,11 @@ def test_a_class_without_a_picture_is_an_error(tmp_path: Path, file: str) -> Non
     ):
         load_pictures(str(tmp_path))
     with pytest.raises(DataNotFound, match="has no picture in"):
-        stage.stage(stage.Options(str(tmp_path), str(tmp_path / "to"), 10**6, 1, 1, stage.Form(), (), False))
+        stage.stage(
+            stage.StageOptions(
+                str(tmp_path), str(tmp_path / "to"), 10**6, 1, 1, stage.PictureForm(), (), False
+            )
+        )
     assert load_pictures(str(tmp_path), classes=("b", "a")).class_names == ("b", "a")
 
 
@@ -91,7 +95,7 @@ def test_names_of_s3_have_empty_folders_too() -> None:
     [
         (
             ["fruits/Training/Apple/0.jpg"],
-            "has Training/ in fruits/, and not directly: give the folder fruits of it",
+            "has Training/ only below fruits/: give the folder fruits instead",
         ),
         (["train/0.png"], "has train/0.png in no folder of a class: pictures lie in train/CLASS/"),
         (

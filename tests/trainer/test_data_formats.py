@@ -33,10 +33,10 @@ from tests.trainer.picture_formats import (
 )
 
 from dtj_trainer.artifacts.store import Store
-from dtj_trainer.data import unpacked
+from dtj_trainer.data import pictures
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound
 from dtj_trainer.data.formats import FORMATS, images
-from dtj_trainer.data.formats.images import Form, pixels_of
+from dtj_trainer.data.formats.images import PictureForm, pixels_of
 from dtj_trainer.data.index import BLOCK_BYTES
 from dtj_trainer.data.pictures import PictureSet, load_pictures
 from dtj_trainer.train.options import parse
@@ -167,18 +167,18 @@ def test_sizes_and_grey(tmp_path: Path) -> None:
             Image.fromarray(photograph).save(path)
     with pytest.raises(DataCorrupt, match="pictures of different sizes need an image size"):
         load_pictures(str(tmp_path))
-    assert load_pictures(str(tmp_path), Form(size=64)).shape == (3, 64, 64)
-    assert load_pictures(str(tmp_path), Form(size=48, channels=1)).shape == (1, 48, 48)
+    assert load_pictures(str(tmp_path), PictureForm(size=64)).shape == (3, 64, 64)
+    assert load_pictures(str(tmp_path), PictureForm(size=48, channels=1)).shape == (1, 48, 48)
 
 
 def test_the_shorter_side_is_resized_and_the_centre_cut_out() -> None:
     wide = photographs()["chelsea"][:80, :200]
     smaller = np.asarray(Image.fromarray(wide).resize((100, 40), Image.Resampling.BILINEAR))
-    found = pixels_of(wide.transpose(2, 0, 1), Form(40), where="x")
+    found = pixels_of(wide.transpose(2, 0, 1), PictureForm(40), where="x")
     np.testing.assert_array_equal(found.transpose(1, 2, 0), smaller[:, 30:70])
     high = file_of(wide[:, :, :1].transpose(2, 1, 0))
-    assert pixels_of(high, Form(60, 1), where="x").shape == (1, 60, 60)
-    assert pixels_of(high, Form(60), where="x").shape == (3, 60, 60)
+    assert pixels_of(high, PictureForm(60, 1), where="x").shape == (1, 60, 60)
+    assert pixels_of(high, PictureForm(60), where="x").shape == (3, 60, 60)
 
 
 @pytest.mark.parametrize("mode", ["P", "RGBA", "CMYK", "1", "LA"])
@@ -186,7 +186,7 @@ def test_every_mode_becomes_rgb(mode: str) -> None:
     picture = Image.fromarray(photographs()["chelsea"]).convert(mode)
     written = io.BytesIO()
     picture.save(written, "JPEG" if mode == "CMYK" else "PNG")
-    found = pixels_of(written.getvalue(), Form(), where="x")
+    found = pixels_of(written.getvalue(), PictureForm(), where="x")
     expected = np.asarray(Image.open(io.BytesIO(written.getvalue())).convert("RGB"))
     np.testing.assert_array_equal(found.transpose(1, 2, 0), expected)
 
@@ -194,7 +194,7 @@ def test_every_mode_becomes_rgb(mode: str) -> None:
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM"])
 def test_pictures_of_pillow(kind: str) -> None:
     photograph = photographs()["coffee"].transpose(2, 0, 1)[:, :96, :96]
-    found = pixels_of(file_of(photograph, kind), Form(), where="x")
+    found = pixels_of(file_of(photograph, kind), PictureForm(), where="x")
     assert found.dtype == np.uint8
     assert np.abs(found.astype(int) - photograph).mean() < (8 if kind in ("JPEG", "WEBP", "GIF") else 0.001)
 
@@ -208,9 +208,9 @@ def test_jpegs_have_the_same_pixels_with_and_without_simplejpeg(
     written = [
         file_of(photograph[:1] if grey else photograph, "JPEG", subsampling=each) for each in (0, 1, 2)
     ]
-    fast = [pixels_of(each, Form(size), where="x") for each in written]
+    fast = [pixels_of(each, PictureForm(size), where="x") for each in written]
     monkeypatch.setattr(images, "simplejpeg", None)
-    np.testing.assert_array_equal(fast, [pixels_of(each, Form(size), where="x") for each in written])
+    np.testing.assert_array_equal(fast, [pixels_of(each, PictureForm(size), where="x") for each in written])
 
 
 def blocks_are_the_shard(name: str, content: bytes, expected: list[tuple[bytes | np.ndarray, int]]) -> int:
@@ -316,9 +316,9 @@ def test_sets_in_s3_are_unpacked_once_for_a_pod(
         holds(remote, (local.train.pixels, local.train.labels), (local.test.pixels, local.test.labels))
         assert isinstance(remote.train.pixels.base, np.memmap)
     with monkeypatch.context() as patch:
-        patch.setattr(unpacked, "_files", lambda _: pytest.fail("asks the store again"))
+        patch.setattr(pictures, "_files", lambda _: pytest.fail("asks the store again"))
         assert len(load_pictures(f"{job_uri}/fruits").train) == 40
-    assert load_pictures(f"{job_uri}/fruits", Form(size=16)).shape == (3, 16, 16)
+    assert load_pictures(f"{job_uri}/fruits", PictureForm(size=16)).shape == (3, 16, 16)
     job_store.put_bytes("fruits/Training/a/new.png", encoded(*TRAIN)[0][0])
     monkeypatch.setenv("DTJ_ATTEMPT", "2")
     assert len(load_pictures(f"{job_uri}/fruits").train) == 41

@@ -10,8 +10,8 @@ import pytest
 
 from dtj_trainer.data.cache import BlockCache
 from dtj_trainer.data.errors import DataError
-from dtj_trainer.train import data_options
-from dtj_trainer.train.data_options import DataOptions, add_data
+from dtj_trainer.train import options
+from dtj_trainer.train.options import DataOptions, add_data
 
 JOB = {"DTJ_DATA_CACHE": "/dtj/data-cache", "DTJ_DATA_CACHE_BYTES": "2147483648"}
 
@@ -21,8 +21,8 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the folder and the limit of the cache with which options read their data, in this environment."""
     made: list[tuple[Path, int]] = []
     read: list[Any] = []
-    monkeypatch.setattr(data_options, "BlockCache", lambda *given: made.append(given) or BlockCache(*given))
-    monkeypatch.setattr(data_options, "load_pictures", lambda *_, cache, **__: read.append(cache))
+    monkeypatch.setattr(options, "BlockCache", lambda *given: made.append(given) or BlockCache(*given))
+    monkeypatch.setattr(options, "load_pictures", lambda *_, cache, **__: read.append(cache))
 
     def of(*words: str, **environment: str) -> tuple[str, int] | None:
         made.clear()

@@ -20,7 +20,7 @@ from dtj_trainer.data.errors import (
     DataUnavailable,
     exit_on_data_error,
 )
-from dtj_trainer.data.formats.images import Form, pixels_of
+from dtj_trainer.data.formats.images import PictureForm, pixels_of
 from dtj_trainer.data.layouts import fixed_files
 from dtj_trainer.data.pictures import data_uri, load_pictures
 
@@ -116,7 +116,7 @@ def test_pictures_are_turned_as_their_exif_orientation_says(orientation: int, ki
     written.seek(0)
     wanted = np.asarray(ImageOps.exif_transpose(Image.open(written)).convert("RGB")).transpose(2, 0, 1)
     content = written.getvalue()
-    np.testing.assert_array_equal(pixels_of(content, Form(orient=True), where="x"), wanted)
+    np.testing.assert_array_equal(pixels_of(content, PictureForm(orient=True), where="x"), wanted)
     stored = np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).transpose(2, 0, 1)
-    np.testing.assert_array_equal(pixels_of(content, Form(), where="x"), stored)
-    assert pixels_of(content, Form(16, orient=True), where="x").shape == (3, 16, 16)
+    np.testing.assert_array_equal(pixels_of(content, PictureForm(), where="x"), stored)
+    assert pixels_of(content, PictureForm(16, orient=True), where="x").shape == (3, 16, 16)

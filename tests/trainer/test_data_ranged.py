@@ -15,17 +15,16 @@ import pytest
 from tests.trainer.conftest import until
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts import backoff, presigned_gets
-from dtj_trainer.artifacts.presigned_gets import PresignedGets
+from dtj_trainer.artifacts import s3, store
 from dtj_trainer.artifacts.s3 import LastingS3Error, S3Error, make_client, parse_s3_uri
-from dtj_trainer.artifacts.store import Store
+from dtj_trainer.artifacts.store import PresignedGets, Store
 from dtj_trainer.data import checksum, ranged
 from dtj_trainer.data.block_reader import BlockReader, stretches
-from dtj_trainer.data.blocks_ahead import BlocksAhead
 from dtj_trainer.data.cache import BlockCache
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable
 from dtj_trainer.data.index import Block, Shard, SplitIndex
 from dtj_trainer.data.ranged import FolderObjects, Range, RangedReader, S3Objects
+from dtj_trainer.data.stored_examples import BlocksAhead
 
 CONTENT = bytes(range(256)) * 40
 
@@ -62,7 +61,7 @@ def raising(error: Exception) -> Callable[[bytes], bytes]:
 
 @pytest.fixture
 def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backoff, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(s3, "FIRST_DELAY_SECONDS", 0.01)
 
 
 def test_ranges_of_objects_in_s3_and_of_files(job_store: Store, tmp_path: Path) -> None:
@@ -90,7 +89,7 @@ def test_a_presigned_url_is_signed_once_and_again_before_it_expires(job_store: S
     where = parse_s3_uri(job_store.uri("set")) / "a"
     assert [gets.get(where, offset, 1000) for offset in (0, 300)] == [CONTENT[:1000], CONTENT[300:1300]]
     assert len(signed) == 1
-    now[0] = presigned_gets.USED_SECONDS
+    now[0] = store.USED_SECONDS
     assert gets.get(where, 1, 1) == CONTENT[1:2]
     assert len(signed) == 2
 
@@ -103,7 +102,7 @@ def test_what_a_presigned_url_does_not_bring_is_left_to_the_client(job_store: St
     for where, offset, length in ((folder / "b", 0, 1), (folder / "a", 10239, 2)):
         assert gets.get(where, offset, length) is None
         assert gets.get(folder / "a", 0, 1) is None, "paused"
-        now[0] += presigned_gets.PAUSE_SECONDS
+        now[0] += store.PAUSE_SECONDS
         assert gets.get(folder / "a", 0, 1) == CONTENT[:1]
 
 
@@ -169,7 +168,7 @@ def test_a_slow_request_is_asked_again_and_the_first_answer_counts() -> None:
 
 
 def test_a_steady_slow_store_is_not_asked_twice() -> None:
-    pace = ranged.Pace()
+    pace = ranged.Latencies()
     assert pace.slow_after() is None
     for _ in range(ranged.SAMPLES):
         pace.add(3.0)
@@ -319,7 +318,7 @@ def test_new_expectations_replace_those_that_are_not_met() -> None:
 def test_a_process_ends_while_the_store_does_not_answer() -> None:
     program = """
 import threading
-from dtj_trainer.data.blocks_ahead import BlocksAhead
+from dtj_trainer.data.stored_examples import BlocksAhead
 
 begun = threading.Event()
 

@@ -195,7 +195,7 @@ def test_a_sorted_set_is_told_and_old_indexes_are_read(
     sharding = Sharding(before.blocks, 4, rank=0, ranks=1, seed=1, stock=before.stock)
     assert type(sharding.order(0)) is Order
     check.main([str(tmp_path), "--processes", "1"])
-    assert "the index does not count the labels of blocks" in capsys.readouterr().err
+    assert "the index, of an earlier release, has no counts of labels" in capsys.readouterr().err
     path.write_bytes(new.replace(b'"labels":"', b'"labels":"AAAA'))
     with pytest.raises(DataCorrupt, match=r"splits.train.labels is .*the counts of labels of each block"):
         open_stored_set(str(tmp_path))
@@ -213,14 +213,16 @@ def test_staging_sorted_shards_makes_a_permutation_in_two_passes(
     write_tar(source / "train/0.tar", encoded(pixels, labels.tolist()))
     write_tar(source / "test/0.tar", encoded(pixels[:4], [0, 1, 2, 3]))
     stage.main([str(source), "--processes", "1"])
-    options = stage.Options(str(source), str(target), 60_000, 1, 1, stage.Form(), (), False)
+    options = stage.StageOptions(str(source), str(target), 60_000, 1, 1, stage.PictureForm(), (), False)
     if stopped:
-        write = stage.Work._write
-        monkeypatch.setattr(stage.Work, "_write", lambda *_: (_ for _ in ()).throw(DataCorrupt("stopped")))
+        write = stage.ShardWork._write
+        monkeypatch.setattr(
+            stage.ShardWork, "_write", lambda *_: (_ for _ in ()).throw(DataCorrupt("stopped"))
+        )
         with pytest.raises(DataCorrupt, match="stopped"):
             stage.stage(options)
-        monkeypatch.setattr(stage.Work, "_write", write)
-        monkeypatch.setattr(stage.Work, "_scatter", None)  # The first pass is finished.
+        monkeypatch.setattr(stage.ShardWork, "_write", write)
+        monkeypatch.setattr(stage.ShardWork, "_scatter", None)  # The first pass is finished.
     index = stage.stage(options)
     assert len(index.splits["train"].shards) > 2
     assert sorted(path.name for path in target.iterdir()) == [INDEX_NAME, "test", "train"]

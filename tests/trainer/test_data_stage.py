@@ -29,7 +29,7 @@ from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.data import check, origins, stage
 from dtj_trainer.data.cache import BlockCache
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound
-from dtj_trainer.data.formats.images import Form
+from dtj_trainer.data.formats.images import PictureForm
 from dtj_trainer.data.index import INDEX_NAME, DataIndex
 from dtj_trainer.data.pictures import Pictures, PictureSet, load_pictures
 from dtj_trainer.data.stored_examples import SKIPPED, StoredExamples
@@ -226,11 +226,11 @@ def test_blocks_in_memory_stay_within_the_limit(fruits: Path, tmp_path: Path) ->
 def test_statistics_follow_the_form_of_the_pictures(fruits: Path, tmp_path: Path) -> None:
     write_pictures(tmp_path / "idx", 50, 10)
     index = staged(tmp_path / "idx", tmp_path / "grey")
-    in_colours = load_pictures(str(tmp_path / "grey"), Form(channels=3))
+    in_colours = load_pictures(str(tmp_path / "grey"), PictureForm(channels=3))
     assert (in_colours.shape[0], in_colours.mean) == (3, index.mean * 3)
     assert in_colours.deviation == index.deviation * 3
     colours = staged(fruits, tmp_path / "colours")
-    in_grey = load_pictures(str(tmp_path / "colours"), Form(channels=1))
+    in_grey = load_pictures(str(tmp_path / "colours"), PictureForm(channels=1))
     pixels = in_grey.train.read(np.arange(len(in_grey.train))).pixels / 255
     assert (in_grey.shape[0], len(colours.mean)) == (1, 3)
     assert in_grey.mean == pytest.approx((pixels.mean(),), abs=0.003)
@@ -251,7 +251,7 @@ def test_grey_pixels_stay_grey_and_equal(tmp_path: Path) -> None:
 
 def test_programs_read_a_set_with_an_index_by_blocks(fruits: Path, tmp_path: Path) -> None:
     staged(fruits, tmp_path / "set")
-    data = load_pictures(str(tmp_path / "set"), Form(16))
+    data = load_pictures(str(tmp_path / "set"), PictureForm(16))
     assert (data.classes, data.class_names, data.shape) == (3, CLASSES, (3, 16, 16))
     assert (len(data.train), len(data.test), len(data.train.blocks)) == (TRAIN, TEST, 4)
     assert len(data.mean) == len(data.deviation) == 3

@@ -22,7 +22,7 @@ import pytest
 from botocore.stub import Stubber
 from tests.patience import PATIENCE
 
-from dtj_trainer.artifacts import backoff
+from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.s3 import DamagedObject, S3Error, S3Location, make_client, parse_s3_uri
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.data import staging
@@ -261,8 +261,8 @@ def test_a_store_that_comes_back_is_waited_for(use: Use) -> None:
 
 def test_data_that_keep_coming_outlast_the_timeout(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(backoff, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(backoff, "FIRST_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(s3, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(s3, "FIRST_DELAY_SECONDS", 0.0)
     source = use(Memory())
     source.error = S3Error("connection reset", transient=True)
     reads = source.read

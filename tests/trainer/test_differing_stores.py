@@ -37,9 +37,9 @@ from tests.trainer.differing_store import (
 )
 
 from dtj.admission.certificates import issue
-from dtj_trainer.artifacts import ranged_download, s3
-from dtj_trainer.artifacts.fence import Fence
-from dtj_trainer.artifacts.fenced_put import put_fenced
+from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts import store as ranged_download
+from dtj_trainer.artifacts.fence import Fence, put_fenced
 from dtj_trainer.artifacts.store import ABSENT, open_store
 from dtj_trainer.data.sources import S3Source
 

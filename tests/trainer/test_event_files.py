@@ -27,12 +27,12 @@ from tests.trainer.conftest import ObjectStore, free_ports
 
 from dtj_trainer import contract, tensorboard_pod
 from dtj_trainer.artifacts import segments
-from dtj_trainer.artifacts.event_files import EventFiles
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.s3 import NoSuchKey
 from dtj_trainer.artifacts.store import Store, StoredObject
-from dtj_trainer.artifacts.upload_rules import EVENTS, Source, is_event_file
+from dtj_trainer.artifacts.upload_rules import EVENTS, UploadSource, is_event_file
 from dtj_trainer.tensorboard import ScalarWriter
+from dtj_trainer.tensorboard_pod import EventFiles
 
 
 class Recorded:
@@ -53,7 +53,9 @@ def test_names_that_are_no_keys_come_back(job_store: Store, tmp_path: Path) -> N
     written = tmp_path / "pod" / name
     written.parent.mkdir(parents=True)
     written.write_bytes(b"x" * 10)
-    uploader = FileUploader(job_store, [Source(tmp_path / "pod", "tensorboard", EVENTS, takes=is_event_file)])
+    uploader = FileUploader(
+        job_store, [UploadSource(tmp_path / "pod", "tensorboard", EVENTS, takes=is_event_file)]
+    )
     assert uploader.upload_pass(ended=True, died_ns=None)
     assert Recorded(job_store, tmp_path / "mirror").files.fetch() == 1
     assert (tmp_path / "mirror" / name).read_bytes() == b"x" * 10
@@ -213,7 +215,7 @@ def test_one_event_file_that_grows_for_long_is_shown_as_its_segments_come(
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 400)
     folder = tmp_path / "written"
     writer = ScalarWriter(folder)
-    source = Source(folder, "tensorboard", replace(EVENTS, interval=0.0), takes=is_event_file)
+    source = UploadSource(folder, "tensorboard", replace(EVENTS, interval=0.0), takes=is_event_file)
     uploader = FileUploader(job_store, [source])
     for last in (10, 100):
         for step in range(1 if last == 10 else 11, last + 1):

@@ -70,7 +70,7 @@ class Threads(ThreadRanks, TensorRanks):
     def first(self, tensor: Tensor, name: str) -> Tensor:
         return self.exchange(name, tensor.clone())[0]  # type: ignore[no-any-return]
 
-    def overwrite(self, tensors: Mapping[str, Tensor]) -> None:
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         first = self.exchange("state", {name: tensor.clone() for name, tensor in tensors.items()})[0]
         for name, tensor in tensors.items():
             tensor.copy_(first[name])

@@ -17,9 +17,9 @@ import pytest
 from tests.trainer.conftest import Launched, Workspace, descendants, has, until
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.manifest import number_and_claim
 from dtj_trainer.artifacts.restore import restore
+from dtj_trainer.artifacts.snapshot import read_index
 from dtj_trainer.artifacts.store import Store
 
 # Checkpoints of many files, so that one is often on its way; each of them, each line and the model tell the attempt.

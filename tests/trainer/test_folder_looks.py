@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from tests.trainer.conftest import until
 
-from dtj_trainer.artifacts.folder_looks import FolderLooks
+from dtj_trainer.artifacts.folder_pictures import FolderLooks
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, RECORD_FILE
-from dtj_trainer.artifacts.look import SECOND
-from dtj_trainer.artifacts.picture import Picture, Pictures, Waits
+from dtj_trainer.artifacts.picture import SECOND, FolderState, Picture, Waits
 
 
 @pytest.fixture
@@ -128,7 +127,7 @@ def test_a_folder_that_is_made_anew_is_watched_again(tmp_path: Path) -> None:
 
 
 def test_pictures_of_a_real_folder(tmp_path: Path, looks: FolderLooks) -> None:
-    pictures = Pictures(5 * SECOND)
+    pictures = FolderState(5 * SECOND)
     pictures.see(looks.look())
     folder = tmp_path / "step-1.tmp"
     folder.mkdir()

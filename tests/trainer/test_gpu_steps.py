@@ -12,7 +12,7 @@ from torch import nn
 
 from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.data.sharding import Share
-from dtj_trainer.torch import optimizers
+from dtj_trainer.torch import model as optimizers
 from dtj_trainer.torch.model import TorchModel, TorchSaver
 from dtj_trainer.torch.ranks import TensorRanks
 from dtj_trainer.torch.step_times import MEASURED_STEPS, StepClock
@@ -77,10 +77,10 @@ def test_a_checkpoint_of_another_device_keeps_the_optimizers_own_way(
     """A fused optimizer runs on a CPU, too. `GradScaler` on a GPU fails with one that is not fused any more."""
     options = options_of("--data=none", f"--optimizer={optimizer}")
     share = Share(np.arange(4), 4, 4, 4)
-    make = optimizers.make
+    make = optimizers.make_optimizer
 
     def trainer(*, fused: bool) -> tuple[TorchModel, TorchSaver]:
-        monkeypatch.setattr(optimizers, "make", lambda *given, **_: make(*given, fused=fused))
+        monkeypatch.setattr(optimizers, "make_optimizer", lambda *given, **_: make(*given, fused=fused))
         model = TorchModel(options, DATA, CPU, TensorRanks())
         step(model)
         return model, TorchSaver(options, DATA, model, TensorRanks())

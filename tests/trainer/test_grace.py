@@ -15,15 +15,12 @@ from tests.patience import PATIENCE
 from tests.trainer.conftest import until
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.backoff import Deadline
 from dtj_trainer.artifacts.history import HistoryWriter
-from dtj_trainer.artifacts.pod_sync import PodSync
-from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.s3 import Deadline, S3Error
+from dtj_trainer.artifacts.sync import PodSync, SyncSettings
 from dtj_trainer.artifacts.sync_loop import REPEATS, SyncLoop
-from dtj_trainer.artifacts.sync_settings import SyncSettings
-from dtj_trainer.launch import grace as grace_module
-from dtj_trainer.launch.grace import EXIT_SECONDS, REPORT_SECONDS, Grace
-from dtj_trainer.launch.pod import stop_sync_seconds
+from dtj_trainer.launch import pod as grace_module
+from dtj_trainer.launch.pod import EXIT_SECONDS, REPORT_SECONDS, Grace, stop_sync_seconds
 
 
 @pytest.fixture

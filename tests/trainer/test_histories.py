@@ -27,7 +27,7 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts import s3
 from dtj_trainer.data import ranged, sources, stored_examples, whole
 from dtj_trainer.data.examples import Examples
-from dtj_trainer.data.formats.images import Form, pixels_of
+from dtj_trainer.data.formats.images import PictureForm, pixels_of
 from dtj_trainer.data.order import Order
 from dtj_trainer.data.pictures import Pictures
 from dtj_trainer.data.sharding import Sharding
@@ -192,9 +192,9 @@ def one_client(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.fixture
 def decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All histories have the same pictures, whose bytes are read anew each time. Decoding took half of the time."""
-    kept: dict[tuple[bytes, Form], np.ndarray] = {}
+    kept: dict[tuple[bytes, PictureForm], np.ndarray] = {}
 
-    def once(picture: Any, form: Form, *, where: str) -> np.ndarray:
+    def once(picture: Any, form: PictureForm, *, where: str) -> np.ndarray:
         if isinstance(picture, np.ndarray):
             return pixels_of(picture, form, where=where)
         key = bytes(picture), form

@@ -147,11 +147,11 @@ def test_a_job_without_a_recorded_end_has_its_last_sign(job_store: Store) -> Non
     ("content", "fault"),
     [
         (b"{", "end.json can't be read: Expecting"),
-        (b"[1]", "end.json can't be read: it is no object with a version"),
+        (b"[1]", "end.json can't be read: it is not a JSON object with a version"),
         (b'{"version": 2}', "end.json was written by a later release of dtj: upgrade dtj"),
-        (b'{"version": 1, "uid": "other"}', "end.json is of another job, with uid other"),
+        (b'{"version": 1, "uid": "other"}', "end.json belongs to another job, with uid other"),
         ({"status": 1}, "end.json can't be read: status must be an object"),
-        ({"time": "yesterday"}, "end.json can't be read: time is no RFC 3339 time"),
+        ({"time": "yesterday"}, "end.json can't be read: time is not an RFC 3339 time"),
         (
             {"status": {"phase": "Failed", "completionTime": "2026-11-01"}},
             "end.json can't be read: status.completionTime has no RFC 3339 time",

@@ -366,3 +366,19 @@ def test_a_refusal_is_the_termination_message(
     run = workspace.run(sys.executable, "-m", "dtj_trainer.record_pod", **environment)
     assert run.ended() == contract.EXIT_UNAVAILABLE
     assert "no-such-bucket" in workspace.termination_log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("said", "restarts"),
+    [
+        ({"count": 2, "failure": {"class": "Signal"}}, {"application": 3, "infrastructure": 1, "inPlace": 3}),
+        ({"count": 0}, {"application": 1, "infrastructure": 1, "inPlace": 1}),
+        ({"count": "2"}, {"application": 1, "infrastructure": 1, "inPlace": 1}),
+        (None, {"application": 1, "infrastructure": 1, "inPlace": 1}),
+    ],
+)
+def test_a_success_counts_the_restarts_in_place_of_its_attempt(said: Any, restarts: dict[str, int]) -> None:
+    told = replace(HISTORY, restarts={"application": 1, "infrastructure": 1, "inPlace": 1})
+    report = REPORT | {"restarts": said}
+    record = success_record(told, "worker-0", 2, None, "2026-11-25T11:00:00Z", report)
+    assert record["status"]["restarts"] == restarts

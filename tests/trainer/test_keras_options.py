@@ -13,16 +13,15 @@ import torch
 from torch.nn import functional
 
 from dtj_trainer import progress
-from dtj_trainer.keras import models, saved_model
-from dtj_trainer.keras import optimizers as keras_optimizers
+from dtj_trainer.keras import models, optimizers, saved_model
 from dtj_trainer.keras.losses import cross_entropies
-from dtj_trainer.torch import optimizers
-from dtj_trainer.train.options import OPTIMIZERS, Options, parse
+from dtj_trainer.torch import model
+from dtj_trainer.train.options import OPTIMIZERS, TrainingOptions, parse
 
 pytestmark = pytest.mark.torch
 
 
-def options(*given: str) -> Options:
+def options(*given: str) -> TrainingOptions:
     return parse(["--data=none", *given], "program", "", models.MODELS, mixed_precision=False)
 
 
@@ -33,9 +32,9 @@ def test_optimizers_are_those_of_pytorch(name: str) -> None:
     theirs = torch.nn.Linear(3, 1, bias=False)
     with torch.no_grad():
         theirs.weight.copy_(torch.from_numpy(start))
-    their_optimizer = optimizers.make(chosen, theirs)
+    their_optimizer = model.make_optimizer(chosen, theirs)
     ours = keras.Variable(start)
-    our_optimizer = keras_optimizers.make(chosen)
+    our_optimizer = optimizers.make_optimizer(chosen)
     penalty = 0 if name == "adamw" else 0.01
     for gradient in ([0.1, -0.2, 0.3], [0.4, 0.5, -0.6], [-0.7, 0.8, 0.9]):
         theirs.weight.grad = torch.tensor([gradient])

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.trainer.conftest import Workspace, has, keys
 
 from dtj.client import Artifacts
-from dtj_trainer.artifacts.key_names import MARK, key_of, path_of
-from dtj_trainer.artifacts.store import Store
+from dtj_trainer.artifacts.store import MARK, Store, key_of, path_of
 
 NAMES = st.binary(min_size=1, max_size=20).filter(lambda name: not {0, ord("/")} & set(name)).map(os.fsdecode)
 

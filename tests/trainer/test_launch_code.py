@@ -13,8 +13,10 @@ import pytest
 
 from dtj_trainer.artifacts.s3 import make_client, parse_s3_uri
 from dtj_trainer.artifacts.store import open_store
-from dtj_trainer.contract.code_archive import digest_of, pack
+from dtj_trainer.contract.code_archive import CodeError, digest_of, pack
 from dtj_trainer.contract.history import History
+from dtj_trainer.launch import code
+from dtj_trainer.launch.settings import read_settings
 
 HISTORY = History(
     namespace="ml", name="mnist", uid="0a1b2c3d-0", created="2026-11-25T10:00:00Z", spec_digest="ab",
@@ -105,7 +107,7 @@ def test_a_hostile_archive_and_a_missing_one_are_refused(make_workspace, tmp_pat
     message = refused(make_workspace("a", **given(hostile, digest_of(hostile))))
     assert (message["class"], message["message"]) == (
         "CodeUnusable",
-        f"{hostile}: '../../escaped' leaves the folder",
+        f"{hostile}: '../../escaped' leads out of the folder",
     )
     assert not list(tmp_path.rglob("escaped"))
     message = refused(make_workspace("b", **given(tmp_path / "none", "sha256:" + "0" * 64)), "worker")
@@ -113,7 +115,7 @@ def test_a_hostile_archive_and_a_missing_one_are_refused(make_workspace, tmp_pat
     assert f"{tmp_path / 'none'} is not there" in str(message["message"])
 
 
-def test_an_archive_in_a_bucket(make_workspace, archive, job_uri):
+def test_an_archive_in_a_bucket(make_workspace, archive, job_uri, monkeypatch):
     uri = f"{job_uri}/code.tar.gz"
     place = parse_s3_uri(uri)
     make_client(os.environ).put_object(Bucket=place.bucket, Key=place.prefix, Body=archive.read_bytes())
@@ -122,3 +124,10 @@ def test_an_archive_in_a_bucket(make_workspace, archive, job_uri):
     assert run.ended() == 0, run.output
     assert "data hello\n" in run.output
     assert refused(make_workspace("b", **given(f"{uri}.gz", digest_of(archive))))["class"] == "CodeUnusable"
+    monkeypatch.setattr(code, "PACKED_BYTES", 9)
+    settings = read_settings({"DTJ_ROOT": str(pod.root), "DTJ_POD": '{"role": "worker", "index": 0}'})
+    with (
+        pytest.raises(CodeError, match=r"the archive has \d+ bytes, and may have 9"),
+        code.local_archive(uri, settings, "code"),
+    ):
+        pass

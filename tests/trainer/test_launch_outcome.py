@@ -17,10 +17,10 @@ from tests.trainer.conftest import pod_variable
 
 from dtj_trainer import contract
 from dtj_trainer.launch.failure import cause_from_last_lines, classify, followed_another
-from dtj_trainer.launch.mpirun import mpirun_command, read_blame
-from dtj_trainer.launch.outcome import decide
+from dtj_trainer.launch.launcher import decide, read_blame
+from dtj_trainer.launch.mpirun_hosts import mpirun_command
 from dtj_trainer.launch.output import LastLines
-from dtj_trainer.launch.peers import Answer, HostfileError, PeersUnreachable, read_hosts, wait_for_peers
+from dtj_trainer.launch.peers import HostAnswer, HostfileError, PeersUnreachable, read_hosts, wait_for_peers
 from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.settings import SettingsError, read_settings
 from dtj_trainer.launch.termination import encode, fitted_to, marker_line, split_marker, write_termination
@@ -403,14 +403,19 @@ def test_peers_are_asked_until_all_answer():
     def ask(hosts):
         asked.append(hosts)
         ready = "a" if len(asked) < 3 else "b"
-        return {host: Answer.READY if host == ready else Answer.UNRESOLVED for host in hosts}
+        return {host: HostAnswer.READY if host == ready else HostAnswer.UNRESOLVED for host in hosts}
 
     wait_for_peers(["a", "b"], ask, 60, "hosts", "are away")
     assert asked == [["a", "b"], ["b"], ["b"]]
 
 
 def test_peers_that_never_answer_are_named():
-    answers = {"a": Answer.UNRESOLVED, "b": Answer.NO_SSH, "c": Answer.READY, "d": Answer.UNRESOLVED}
+    answers = {
+        "a": HostAnswer.UNRESOLVED,
+        "b": HostAnswer.NO_SSH,
+        "c": HostAnswer.READY,
+        "d": HostAnswer.UNRESOLVED,
+    }
     with pytest.raises(PeersUnreachable) as caught:
         wait_for_peers(
             list(answers), lambda hosts: {host: answers[host] for host in hosts}, 0, "hosts", "are away"

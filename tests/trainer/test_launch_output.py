@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dtj_trainer.artifacts import rotation
-from dtj_trainer.artifacts.rotation import rotated, rotated_numbers
+from dtj_trainer.artifacts import segments
+from dtj_trainer.artifacts.segments import rotated, rotated_numbers
 from dtj_trainer.launch import output
 from dtj_trainer.launch.output import LONGEST_LINE_BYTES, PROGRESS_BAR_SECONDS, Lines, LogFile, writer_to
 
@@ -176,4 +176,4 @@ def test_a_log_that_can_not_be_rotated_goes_on(tmp_path: Path, monkeypatch: pyte
     found = [line for number in rotated_numbers(path) for line in rotated(path, number).read_bytes().split()]
     assert b"4" * 90 in path.read_bytes()
     assert b"1" * 90 in found
-    assert rotation.MOST_ROTATED * rotation.ROTATE_BYTES <= 1 << 30
+    assert segments.MOST_ROTATED * segments.ROTATE_BYTES <= 1 << 30

@@ -16,9 +16,8 @@ from tests.wheels import packed, wheel
 
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.contract.package_set import PackageSet
-from dtj_trainer.launch import packages
-from dtj_trainer.launch.code import CodeUnavailable
-from dtj_trainer.launch.packages import bring_packages
+from dtj_trainer.launch import code
+from dtj_trainer.launch.code import CodeUnavailable, bring_packages
 from dtj_trainer.launch.settings import read_settings
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -147,7 +146,7 @@ def test_what_a_pod_refuses(tmp_path):
         (
             (FITTING, other, f"{other.name} is not a supported wheel on this platform"),
             (FITTING, broken, "broken-1.0-py3-none-any.whl is no complete wheel"),
-            (FITTING, source, "'setup.py' is no wheel"),
+            (FITTING, source, "contains 'setup.py', which is not a wheel file"),
         ),
         start=2,
     ):
@@ -166,7 +165,7 @@ def test_an_image_without_the_packages_that_were_left_out_is_refused(make_worksp
 
 def test_a_wheel_that_grows_above_the_limit_is_refused(tmp_path, monkeypatch):
     # Deflated a hundredfold: the sizes in its directory are compared.
-    monkeypatch.setattr(packages, "UNPACKED_BYTES", 10 * 1024**2)
+    monkeypatch.setattr(code, "UNPACKED_BYTES", 10 * 1024**2)
     bomb = wheel(tmp_path, "bomb")
     with zipfile.ZipFile(bomb, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros", bytes(11 * 1024**2))

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from tests.trainer.conftest import (
+    PATIENT,
     REPOSITORY,
     free_ports,
     get_json,
@@ -28,7 +29,7 @@ from tests.trainer.conftest import (
     until,
 )
 
-from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts.snapshot import read_index
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_a_pod_that_is_told_to_stop_during_its_restore_ends_at_once(make_workspa
     (tmp_path / "sitecustomize.py").write_text(
         "import time\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
-        "from dtj_trainer.artifacts import pod_sync\n"
+        "from dtj_trainer.artifacts import sync as pod_sync\n"
         "def hangs(*_):\n"
         "    with ThreadPoolExecutor() as pool:\n"
         "        pool.submit(time.sleep, 3600)\n"
@@ -495,7 +496,7 @@ def test_store_down_at_the_start_is_waited_for_then_refused(workspace, object_st
     assert "ran\n" not in run.output
     assert workspace.termination["class"] == "ArtifactsUnavailable"
     assert workspace.termination["message"].startswith("checkpoints could not be restored: S3 at http://")
-    run = workspace.launch("replica", "echo", "ran", DTJ_ARTIFACTS_URI=job_uri)
+    run = workspace.launch("replica", "echo", "ran", DTJ_ARTIFACTS_URI=job_uri, **PATIENT)
     run.says("restore waits")
     object_store.start()
     assert run.ended() == 0

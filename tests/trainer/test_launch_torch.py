@@ -19,7 +19,7 @@ from tests import warm
 from tests.trainer.conftest import descendants, until
 from tests.trainer.torch_pods import torch_pods
 
-from dtj_trainer.launch.process_tree import children_by_parent
+from dtj_trainer.launch.processes import children_by_parent
 from dtj_trainer.launch.world_check import launcher_of, launchers_and_ranks
 
 pytestmark = pytest.mark.torch

@@ -20,7 +20,7 @@ import pytest
 from tests.trainer.conftest import descendants, free_ports, keys, until
 from tests.trainer.torch_pods import torch_pods
 
-from dtj_trainer.launch.process_tree import command_of, environment_of
+from dtj_trainer.launch.processes import command_of, environment_of
 
 SLEEP = "import time; time.sleep(300)"
 CLOSED = (

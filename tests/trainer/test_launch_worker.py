@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.trainer.conftest import (
+    PATIENT,
     Launched,
     Workspace,
     free_ports,
@@ -29,9 +30,9 @@ from tests.trainer.conftest import (
 )
 from tests.trainer.idx_files import NAMES
 
-from dtj_trainer.launch import data_ahead
+from dtj_trainer.launch import pod as data_ahead
+from dtj_trainer.launch.cgroups import oom_kills
 from dtj_trainer.launch.control import Answer, Attached, ControlServer, connect
-from dtj_trainer.launch.oom import oom_kills
 from dtj_trainer.launch.settings import read_settings
 
 
@@ -67,7 +68,7 @@ def test_ssh_is_let_in_during_the_restore_and_programs_wait_for_its_end(
 ):
     put_checkpoint(job_store, tmp_path, 120)
     object_store.kill()
-    worker = worker_sshd.launch("worker", DTJ_ARTIFACTS_URI=job_uri)
+    worker = worker_sshd.launch("worker", DTJ_ARTIFACTS_URI=job_uri, **PATIENT)
     worker.says("is ready for ssh")
     worker.says("restore waits")
     wrapper = rank(worker_sshd, 0, "print('restored', *os.listdir(root / 'checkpoints'))")
@@ -121,7 +122,7 @@ def test_ranks_that_do_not_wait_are_let_in_after_the_restore(
     """As a launcher's own command starts them: by ssh alone."""
     put_checkpoint(job_store, tmp_path, 120)
     object_store.kill()
-    worker = worker_sshd.launch("worker", DTJ_ARTIFACTS_URI=job_uri, DTJ_SSH_AFTER_RESTORE="yes")
+    worker = worker_sshd.launch("worker", DTJ_ARTIFACTS_URI=job_uri, DTJ_SSH_AFTER_RESTORE="yes", **PATIENT)
     worker.says("restore waits")
     assert "is ready for ssh" not in worker.output
     object_store.start()
@@ -234,18 +235,18 @@ def test_other_pods_whose_program_removes_a_folder(worker_sshd, job_uri):
 class _Broken:
     """A supervision whose final sync fails in a way that nobody thought of."""
 
-    def ready(self) -> Answer:
+    def ready(self, number: int) -> Answer:
         return Answer(None, {})
 
     def attached(self, rank: Attached) -> None: ...
 
     def died(self, at_ns: int) -> None: ...
 
-    def ended(self, rank: Attached, *, cut_off: bool) -> None: ...
+    def ended(self, rank: Attached, *, failed: bool, cut_off: bool) -> None: ...
 
     def lost(self, rank: Attached) -> None: ...
 
-    def finish(self) -> Answer:
+    def finish(self, number: int) -> Answer:
         raise FileNotFoundError("gone")
 
 
@@ -253,7 +254,7 @@ def test_any_error_of_the_final_sync_is_told(tmp_path):
     ControlServer(tmp_path / "socket", _Broken()).start()
     client = connect(tmp_path / "socket")
     assert client is not None
-    assert client.finish() == Answer("the final sync failed: FileNotFoundError('gone')", {})
+    assert client.finish(0) == Answer("the final sync failed: FileNotFoundError('gone')", {})
 
 
 def test_sync_that_fails_fails_the_rank(worker_sshd, object_store, job_uri):

@@ -13,9 +13,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 from tests.trainer.test_picture import SETTLE, Disk
 
-from dtj_trainer.artifacts.folder_looks import is_left_out
-from dtj_trainer.artifacts.look import Look, Node, is_below
-from dtj_trainer.artifacts.picture import Picture, Pictures
+from dtj_trainer.artifacts.folder_pictures import is_left_out
+from dtj_trainer.artifacts.picture import FolderState, Look, Node, Picture, is_below
 
 RECORDINGS = sorted((Path(__file__).parents[1] / "layouts/recordings").glob("*.tsv"))
 IDLE = 30.0
@@ -158,7 +157,7 @@ def test_the_recordings_are_of_all_six_libraries() -> None:
 def test_pictures_of_a_library_are_whole_whenever_they_are_taken_and_whenever_it_is_killed(
     recording: Path, seconds: float, pause: float
 ) -> None:
-    replay, pictures = Replay(recording, seconds, pause), Pictures(SETTLE)
+    replay, pictures = Replay(recording, seconds, pause), FolderState(SETTLE)
     end = Replay(recording, seconds, pause)
     assert sum(end.moments()) == 4
     for is_over in replay.moments():

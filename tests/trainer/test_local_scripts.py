@@ -21,7 +21,7 @@ from tests.trainer import local_runs
 from tests.trainer.conftest import BUCKET, ObjectStore, until
 from tests.trainer.local_runs import DtjRun, kept, write_job
 
-from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts.snapshot import read_index
 from dtj_trainer.artifacts.store import open_store
 
 start = local_runs.start
@@ -72,9 +72,10 @@ def test_a_job_that_leaves_nothing_in_its_bucket_says_so(
 ) -> None:
     outside = tmp_path / "model.pt"
     file = write_job(tmp_path, "nothing", ["python", "-c", f"open({str(outside)!r}, 'w').write('x')"])
-    output = start(file).ended()
+    output = start(file, "-n", "team").ended()
     assert outside.exists()
     assert "nothing: Succeeded" in output
+    assert "/jobs/team/nothing-" in output
     assert (
         "JobSucceeded: nothing-launcher-0 ended with exit code 0; the program left neither a checkpoint"
         in output

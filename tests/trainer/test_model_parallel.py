@@ -28,7 +28,7 @@ from dtj.local.store_keeper import free_ports
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.torch.models import MODELS, build
 from dtj_trainer.torch.models.blocks import blocks_of, tensor_layers_of
-from dtj_trainer.torch.stages import Piece, cut, pieces_of
+from dtj_trainer.torch.pipeline_model import Piece, cut, pieces_of
 from dtj_trainer.train.options import parse
 
 pytestmark = pytest.mark.torch
@@ -50,7 +50,7 @@ REFUSED = {
     "blocks": "division_checks:two has 2 blocks with weights: give at most as many stages",
     "micro batches": "8 examples a step can't fill 9 micro batches: give --micro-batches=8 or fewer",
     "passes": "gives each of 2 pipelines 8 examples a step, which is one pass: give --batch-size=8",
-    "parts": "is not one of shards that each pod has as a whole",
+    "parts": "has no shards, or is not complete in each pod",
     "last step": "the network can't make a pass of 1 pictures, the least of this training: pairs: ValueErr",
     "early": "rank 3 has other weights of network.features.0.bias than rank 1, which has the same part",
     "diverged": "the weights of rank 3 differ from those of a rank with the same part",

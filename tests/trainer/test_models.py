@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dtj_trainer.torch.models import MODELS, build
-from dtj_trainer.torch.models.form import Form, form_of
+from dtj_trainer.torch.models.form import NetworkForm, form_of
 
 pytestmark = pytest.mark.torch
 
@@ -75,9 +75,14 @@ def test_parameters_for_small_pictures(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "form"),
-    [((28, 28), Form.SMALL), ((32, 300), Form.SMALL), ((100, 100), Form.MEDIUM), ((224, 224), Form.LARGE)],
+    [
+        ((28, 28), NetworkForm.SMALL),
+        ((32, 300), NetworkForm.SMALL),
+        ((100, 100), NetworkForm.MEDIUM),
+        ((224, 224), NetworkForm.LARGE),
+    ],
 )
-def test_the_shorter_side_decides_the_form(shape: tuple[int, int], form: Form) -> None:
+def test_the_shorter_side_decides_the_form(shape: tuple[int, int], form: NetworkForm) -> None:
     assert form_of(*shape) is form
 
 

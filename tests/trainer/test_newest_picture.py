@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 from tests.trainer.test_put_back import seen, uploader, write
 
-from dtj_trainer.artifacts.picture_watch import PictureWatch
+from dtj_trainer.artifacts.manifest import sha256_of
+from dtj_trainer.artifacts.newest_picture import NewestPicture, PictureWatch, sources_of
+from dtj_trainer.artifacts.picture import Node
+from dtj_trainer.artifacts.put_back import leave_only, put_back
+from dtj_trainer.artifacts.round_snapshot import NoBucket
 from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.store import Store
 
 
 @pytest.fixture
@@ -28,6 +33,18 @@ def watch(folder: Path) -> PictureWatch:
     watching = PictureWatch(folder, attempt=2, settle_seconds=0.0, step_at=lambda _: 40)
     watching.start()
     return watching
+
+
+def put_back_newest(pictures: NewestPicture, folder: Path, nodes: Mapping[str, Node], job: Store) -> None:
+    """Put back the newest picture, as the pod of rank 0 does between two rounds."""
+    found = pictures.now(nodes)
+    assert found is not None
+    manifest = pictures.manifest_of(found, nodes, 1, lambda path: sha256_of(folder / path))
+    sources = {path: source for path, source in sources_of(found.picture, nodes).items() if source}
+    present = {file.path: file for file in manifest.files if sources.get(file.path) == file.path}
+    store = job.below("checkpoints")
+    assert put_back(store, manifest, folder, present=present, sources=sources) is None
+    leave_only(folder, manifest)
 
 
 def first_save(folder: Path) -> None:
@@ -75,7 +92,7 @@ def test_what_came_after_goes_and_the_rest_is_exactly_as_it_was(
     # The look after a kill finds nothing more that is complete.
     watching._folder.look(over=True)
     assert watching.pictures.now(watching.nodes) == found
-    assert watching.pictures.put_back(found, folder, watching.nodes) is None
+    put_back_newest(watching.pictures, folder, watching.nodes, NoBucket())
     assert state(folder) == before
 
 
@@ -91,7 +108,7 @@ def test_a_file_that_was_written_in_place_gives_way_to_the_picture_before(folder
     found = watching.pictures.now(watching.nodes)
     assert found is not None
     assert found.name.number == 40
-    assert watching.pictures.put_back(found, folder, watching.nodes) is None
+    put_back_newest(watching.pictures, folder, watching.nodes, NoBucket())
     assert state(folder) == before
     write(folder, first="torn")
     watching._folder.look(over=True)
@@ -125,7 +142,7 @@ def test_a_picture_counts_before_the_bucket_has_it_and_the_bucket_gives_what_was
     write(folder, a="torn")  # The bucket has it.
     sync._pictures.look(over=True)
     assert sync.pictures.now(sync.nodes) == found
-    assert sync.pictures.put_back(found, folder, sync.nodes, job.below("checkpoints")) is None
+    put_back_newest(sync.pictures, folder, sync.nodes, job)
     assert state(folder) == before
     write(folder, c="torn")  # Nobody has it.
     sync._pictures.look(over=True)

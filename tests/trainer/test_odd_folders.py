@@ -16,14 +16,12 @@ from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 from tests.trainer.test_put_back import newest, seen, uploader, write
 
 from dtj_trainer.artifacts import checkpoints
-from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
-from dtj_trainer.artifacts.look import SECOND, Look, Node
-from dtj_trainer.artifacts.node_track import BUSY_CHANGES
-from dtj_trainer.artifacts.picture import AT_LONGEST, Picture, Pictures
+from dtj_trainer.artifacts.picture import AT_LONGEST, BUSY_CHANGES, SECOND, FolderState, Look, Node, Picture
 from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.retention import Candidate, kept
 from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.snapshot import read_index
 
 
 class Store:
@@ -329,7 +327,7 @@ START = 10**6 * SECOND
 
 @pytest.mark.parametrize("kind", ["a new file each second", "a log that is always open"])
 def test_a_folder_without_a_quiet_moment_has_a_picture_in_the_end(kind: str) -> None:
-    pictures, taken = Pictures(5 * SECOND), []
+    pictures, taken = FolderState(5 * SECOND), []
     for second in range(2 * AT_LONGEST // SECOND):
         nodes = [Node("model", "file", 100, START, 1)]
         open_: frozenset[int] = frozenset()
@@ -352,7 +350,7 @@ def test_a_folder_without_a_quiet_moment_has_a_picture_in_the_end(kind: str) -> 
 
 @pytest.mark.parametrize("back", [8, 3600])
 def test_a_clock_that_is_set_back_delays_a_picture_by_the_settle_time(back: int) -> None:
-    pictures = Pictures(5 * SECOND)
+    pictures = FolderState(5 * SECOND)
     nodes = {"model": Node("model", "file", 100, START, 1)}
     pictures.see(Look(START, nodes))
     now = START - back * SECOND
@@ -364,7 +362,7 @@ def test_a_clock_that_is_set_back_delays_a_picture_by_the_settle_time(back: int)
 
 
 def test_a_file_that_became_a_folder_is_one_or_the_other_after_a_kill() -> None:
-    pictures = Pictures(5 * SECOND)
+    pictures = FolderState(5 * SECOND)
     file = Node("latest", "file", 1, START, 1)
     pictures.see(Look(START + 10 * SECOND, {"latest": file}))
     first = pictures.picture()

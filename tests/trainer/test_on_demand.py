@@ -17,15 +17,15 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts import checkpoints, on_demand
+from dtj_trainer.artifacts import checkpoints, file_fetch
 from dtj_trainer.artifacts import restore as restore_module
-from dtj_trainer.artifacts.checkpoint_parts import PartUploader
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
+from dtj_trainer.artifacts.other_pods import PartUploader
 from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import Store
-from dtj_trainer.torch import sharded_files
+from dtj_trainer.torch import sharded_saver
 
 STATE = {f"model.{number}": torch.full((40_000,), float(number)) for number in range(4)}
 
@@ -38,7 +38,7 @@ class Job:
         self._root, self._monkeypatch, self._lock = root, monkeypatch, threading.Lock()
         self.store = MemoryStore(self.bucket, Gate(self._count))
         self._monkeypatch.setenv(contract.ENV_ARTIFACTS_URI, "s3://not/pruned")
-        self._monkeypatch.setattr(on_demand, "open_store", self.opened)
+        self._monkeypatch.setattr(file_fetch, "open_store", self.opened)
         self.pod("first")
         checkpoints.save(5, self.write, on_demand="__*.distcp")
         assert self.uploader("first", attempt=1).upload_pass(ended=True, died_ns=None)
@@ -54,7 +54,7 @@ class Job:
                 self.gets[key.rpartition("/")[2]] += 1
 
     def write(self, folder: Path) -> None:
-        sharded_files.write_run(folder, {"a": 1})
+        sharded_saver.write_run(folder, {"a": 1})
         save_state(STATE, storage_writer=FileSystemWriter(folder, single_file_per_rank=False), no_dist=True)
 
     def pod(self, name: str) -> Path:
@@ -93,7 +93,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 def read(folder: Path, *names: str) -> dict[str, torch.Tensor]:
     state = {name: torch.zeros_like(STATE[name]) for name in names}
-    load(state, storage_reader=sharded_files.NeededFiles(folder), no_dist=True)
+    load(state, storage_reader=sharded_saver.NeededFiles(folder), no_dist=True)
     return state
 
 
@@ -106,7 +106,7 @@ def test_a_rank_brings_the_files_of_its_tensors_alone(job: Job) -> None:
         "run.json",
     ]
     assert job.shards_read == {}
-    assert list(sharded_files.whole_ones()) == [5]
+    assert list(sharded_saver.whole_ones()) == [5]
     (state,) = read(folder, "model.2").values()
     assert torch.equal(state, STATE["model.2"])
     assert list(job.shards_read.values()) == [1]
@@ -128,14 +128,14 @@ def test_ranks_of_a_pod_that_read_at_once_fetch_each_file_once(job: Job) -> None
 def test_a_file_that_still_arrives_is_not_there_for_others(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = job.restore("second")
     there: list[Path] = []
-    fetch_files = on_demand.fetch_files
+    fetch_files = file_fetch.fetch_files
 
     def fetched(*given: Any) -> str | None:
         fault = fetch_files(*given)
         there.extend(folder.glob("*.distcp"))
         return fault
 
-    monkeypatch.setattr(on_demand, "fetch_files", fetched)
+    monkeypatch.setattr(file_fetch, "fetch_files", fetched)
     (state,) = read(folder, "model.2").values()
     assert torch.equal(state, STATE["model.2"])
     assert there == []
@@ -176,14 +176,14 @@ def test_a_checkpoint_that_lacks_a_shard_is_skipped_before_the_program_starts(jo
 
 def test_a_damaged_shard_is_refused_and_the_next_attempt_goes_on_from_the_checkpoint_before(job: Job) -> None:
     job.pod("first")
-    checkpoints.save(6, job.write, on_demand=sharded_files.ON_DEMAND)
+    checkpoints.save(6, job.write, on_demand=sharded_saver.ON_DEMAND)
     assert job.uploader("first", attempt=1).upload_pass(ended=True, died_ns=None)
     for name, content in job.bucket.objects.items():
         if "checkpoints/6" in name and name.endswith(".distcp"):
             job.bucket.objects[name] = content[:-1] + b"?"
     folder = job.restore("second", step=6)
-    names = sorted(on_demand.in_bucket(folder).files)
-    with pytest.raises(S3Error, match=r"is damaged .*; the next attempt goes on from the checkpoint before"):
+    names = sorted(file_fetch.in_bucket(folder).files)
+    with pytest.raises(S3Error, match=r"is damaged .*; the next attempt resumes from the checkpoint before"):
         checkpoints.bring(folder, names)
     assert not list(folder.glob("*.distcp"))
     read(job.restore("third"), *STATE)
@@ -209,7 +209,7 @@ def test_checkpoints_of_another_job_are_restored_whole(job: Job, monkeypatch: py
 
 
 def test_small_tensors_of_several_ranks_are_in_the_lowest_ranks_file() -> None:
-    planners = [sharded_files.SmallTogether() for _ in range(3)]
+    planners = [sharded_saver.SmallTogether() for _ in range(3)]
     state = {
         "step": torch.ones(2),
         "counts": torch.ones(3),
@@ -234,8 +234,8 @@ def test_a_rank_waits_for_the_bucket_as_long_as_its_pod(job: Job, monkeypatch: p
         tries += 1
         raise S3Error("down", transient=True)
 
-    monkeypatch.setattr(on_demand, "fetch_files", down)
+    monkeypatch.setattr(file_fetch, "fetch_files", down)
     monkeypatch.setenv("DTJ_SYNC_TIMEOUT_SECONDS", "0")
     with pytest.raises(S3Error, match="down"):
-        checkpoints.bring(folder, on_demand.in_bucket(folder).files)
+        checkpoints.bring(folder, file_fetch.in_bucket(folder).files)
     assert tries == 1

@@ -209,7 +209,7 @@ LINK_LOCAL = [
 
 @pytest.mark.parametrize("endpoint", LINK_LOCAL)
 def test_a_link_local_address_is_refused(endpoint: str) -> None:
-    with pytest.raises(Unreachable, match="a link-local address, where no store is"):
+    with pytest.raises(Unreachable, match="a link-local address, which no store has"):
         refuse_link_local(endpoint)
 
 

@@ -28,8 +28,8 @@ from dtj_trainer.torch.model import TorchModel
 from dtj_trainer.torch.models import build
 from dtj_trainer.torch.models.batch_norm import BatchNorm1d, accept_single_values
 from dtj_trainer.torch.models.outputs import logits_and_loss
+from dtj_trainer.torch.pipeline_model import pieces_of
 from dtj_trainer.torch.ranks import TensorRanks
-from dtj_trainer.torch.stages import pieces_of
 from dtj_trainer.train import smallest
 from dtj_trainer.train.options import parse
 
@@ -219,7 +219,7 @@ def test_an_export_that_would_fail_is_told_beside_the_first_steps(
             each.join(100 * PATIENCE)
     (reason,) = told
     assert reason.startswith("torch.export refused the model, model.pt will have the weights: own_net")
-    assert f"at the end of this training: {reason}" in caplog.text
+    assert f"the export at the end of this training will fail: {reason}" in caplog.text
 
 
 def test_stages_need_a_network_that_returns_a_tensor() -> None:

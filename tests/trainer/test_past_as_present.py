@@ -34,8 +34,8 @@ from tests.unit.support.kubeconfig import TOKEN, write_kubeconfig
 
 from dtj.api.job import Manifest, read_job
 from dtj.api.yaml_text import dump
-from dtj.plan.history import history_of
-from dtj.plan.record import end_of
+from dtj.plan.pods import history_of
+from dtj.plan.record import end_record_of
 from dtj_trainer import contract
 from dtj_trainer.artifacts.history import HistoryWriter
 from dtj_trainer.artifacts.store import open_store
@@ -120,7 +120,7 @@ def add(cluster: HttpCluster, name: str, status: Manifest, history: str) -> None
         report: dict[str, Any] = {"progress": PROGRESS, "artifacts": {"uri": uri}}
         record = success_record(told, "launcher-0", 1, status["startTime"], status["completionTime"], report)
     else:
-        record = end_of(job, job.status, [], "2026-11-21T12:30:00Z")
+        record = end_record_of(job, job.status, [], "2026-11-21T12:30:00Z")
     assert writer.write_end(record)
 
 

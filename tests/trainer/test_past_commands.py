@@ -65,6 +65,7 @@ class PastClient(FakeClient):
 @pytest.fixture(autouse=True)
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[PastClient]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("DTJ_HOME", str(tmp_path / "runs"))
     monkeypatch.delenv("DTJ_ARTIFACTS", raising=False)
     monkeypatch.setattr(dtj.client, "Client", PastClient)
     PastClient.jobs, PastClient.calls, PastClient.away, PastClient.refused_all = {}, [], None, None
@@ -134,8 +135,8 @@ def test_the_list_is_filtered_sorted_and_cut(uri: str) -> None:
 
 def test_the_list_has_formats_for_programs(uri: str) -> None:
     wide = call("list", "--past", "--from", uri, "-o", "wide", "--phase", "Failed").stdout
-    assert wide.split()[13:18] == ["TOOK", "NODES", "UID", "URI", "REASON"]
-    assert rows(wide)[0][13:17] == [*("3m", "node-0,node-1,node-2", FAILED.uid, f"{uri}/{FAILED.prefix}")]
+    assert wide.split()[14:19] == ["TOOK", "NODES", "UID", "URI", "REASON"]
+    assert rows(wide)[0][14:18] == [*("3m", "node-0,node-1,node-2", FAILED.uid, f"{uri}/{FAILED.prefix}")]
     (job,) = yaml.safe_load(call("list", "--past", "--from", uri, "-o", "yaml", "--phase", "Failed").stdout)
     assert job["status"]["failure"]["lastLogLines"][-1] == "ValueError: loss is nan"
     assert job["record"]["by"] == "record"
@@ -148,9 +149,7 @@ def test_the_list_has_formats_for_programs(uri: str) -> None:
 def test_the_history_is_found_by_option_variable_and_present_jobs(
     uri: str, cluster: type[PastClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing = (
-        r"neither --from nor DTJ_ARTIFACTS is given, and no present job of namespace ml has an artifacts\.uri"
-    )
+    missing = r"neither --from nor DTJ_ARTIFACTS is set, and no job in namespace ml has an artifacts\.uri"
     with pytest.raises(Unusable, match=missing):
         call("list", "--past")
     there = stored("new", artifacts={"uri": f"{uri}/"})
@@ -159,15 +158,20 @@ def test_the_history_is_found_by_option_variable_and_present_jobs(
     assert len(rows(call("list", "--past").stdout)) == 4
     there = stored("newer", artifacts={"uri": "s3://training/elsewhere", "endpoint": "http://s3:1"})
     cluster.jobs["newer"] = DistributedTrainingJob.from_cluster(there)
-    with pytest.raises(Unusable, match=r"several histories: .*s3://training/elsewhere at http://s3:1"):
+    with pytest.raises(Unusable, match=r"several artifacts\.uri: .*s3://training/elsewhere at http://s3:1"):
         call("list", "--past")
     monkeypatch.setenv("DTJ_ARTIFACTS", uri)
     assert len(rows(call("list", "--past").stdout)) == 4
     empty = call("list", "--past", "--from", f"{uri}/empty")
-    assert (empty.stdout, empty.stderr) == ("", f"no such jobs in the history of {uri}/empty\n")
+    assert (empty.stdout, empty.stderr) == (
+        "",
+        f"the history in {uri}/empty has no job that fits the options\n",
+    )
     cluster.away = Unreachable("the cluster at http://x does not answer: refused")
     monkeypatch.delenv("DTJ_ARTIFACTS")
-    with pytest.raises(Unusable, match="and the cluster can't be asked for one: the cluster at http://x"):
+    with pytest.raises(
+        Unusable, match="and the jobs of the cluster can't be listed: the cluster at http://x"
+    ):
         call("list", "--past")
 
 
@@ -179,7 +183,7 @@ def test_the_history_is_found_by_option_variable_and_present_jobs(
         (["list", "--endpoint", "http://s3:1"], "--endpoint is for the history"),
         (["list", "--past", "-A"], "--past and --all-namespaces exclude"),
         (["list", "--past", "--from", "jobs"], "is not an S3 URI"),
-        (["status", "mnist", "--uid", "1"], "--uid chooses from the history"),
+        (["status", "mnist", "--uid", "1"], "--uid is only for past jobs in the history"),
         (["logs", "mnist", "--past", "--local"], "--past and --local exclude"),
     ],
 )
@@ -205,7 +209,8 @@ def test_an_object_of_the_same_uid_is_the_truth(uri: str, cluster: type[PastClie
 def test_a_cluster_that_can_not_be_asked_costs_one_line(uri: str, cluster: type[PastClient]) -> None:
     cluster.away = Unreachable("the cluster at http://x does not answer: refused")
     told = (
-        "the cluster can't be asked, so this is what the bucket has: the cluster at http://x does not answer"
+        "only the bucket was read, because the cluster can't be asked: "
+        "the cluster at http://x does not answer"
     )
     for words in (["list", "--past"], ["status", "resnet", "--past"]):
         result = call(*words, "--from", uri)

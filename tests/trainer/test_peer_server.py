@@ -17,10 +17,9 @@ from tests.trainer.conftest import until
 from tests.trainer.loopback_pods import LoopbackPods, free_port
 
 from dtj_trainer import request_server
-from dtj_trainer.artifacts import offered_files, peer_askers, peer_server
+from dtj_trainer.artifacts import peers
 from dtj_trainer.artifacts.manifest import Manifest, StoredFile
-from dtj_trainer.artifacts.peer_askers import Askers, trackers_of
-from dtj_trainer.artifacts.peer_server import PeerServer
+from dtj_trainer.artifacts.peers import Askers, PeerServer, trackers_of
 
 SIZE = 9 * 2**20
 CONTENT = b"0123456789abcdef" * (SIZE // 16)
@@ -120,7 +119,7 @@ def test_in_a_job_of_5000_pods_each_passes_a_file_on_to_two_at_most() -> None:
     "A fixed number; the oldest go",
 )
 def test_strangers_make_a_pod_remember_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_askers, "MOST_FILES", 10)
+    monkeypatch.setattr(peers, "MOST_FILES", 10)
     askers = Askers()
     for number in range(100):
         askers.ask(f"{number:064x}", 1)
@@ -157,8 +156,8 @@ def test_slow_requests_end_and_hold_up_nobody_for_long(
     "Cut off below a rate",
 )
 def test_a_reader_that_reads_nothing_is_cut_off(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_server, "SLOW_SECONDS", 0.2)
-    monkeypatch.setattr(peer_server, "SLOW_BYTES_PER_SECOND", 1e9)
+    monkeypatch.setattr(peers, "SLOW_SECONDS", 0.2)
+    monkeypatch.setattr(peers, "SLOW_BYTES_PER_SECOND", 1e9)
     with server.connected() as connection:
         connection.sendall(f"GET /checkpoints/{SHA256} HTTP/1.1\r\n\r\n".encode())
         assert connection.recv(12) == b"HTTP/1.1 200"
@@ -175,7 +174,7 @@ def test_a_reader_that_reads_nothing_is_cut_off(server: Server, monkeypatch: pyt
 def test_more_transfers_than_a_pod_takes_are_refused_at_once(server: Server) -> None:
     asked = f"GET /checkpoints/{SHA256} HTTP/1.1\r\n\r\n".encode()
     with ExitStack() as stack:
-        for _ in range(peer_server.TRANSFERS_OF_A_FILE):
+        for _ in range(peers.TRANSFERS_OF_A_FILE):
             connection = stack.enter_context(server.connected())
             connection.sendall(asked)
             assert connection.recv(12) == b"HTTP/1.1 200"
@@ -198,4 +197,4 @@ def test_a_file_that_became_large_is_not_a_file_of_the_checkpoint(server: Server
 
 
 def test_files_below_the_least_size_are_not_offered() -> None:
-    assert offered_files.LEAST_BYTES == 8 * 2**20
+    assert peers.LEAST_BYTES == 8 * 2**20

@@ -13,8 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtj_trainer.artifacts.look import SECOND, Look, Node
-from dtj_trainer.artifacts.picture import LOG_BYTES, NEVER_QUIET, Picture, Pictures, Waits
+from dtj_trainer.artifacts.picture import (
+    LOG_BYTES,
+    NEVER_QUIET,
+    SECOND,
+    FolderState,
+    Look,
+    Node,
+    Picture,
+    Waits,
+)
 
 SETTLE = 5 * SECOND
 HISTORIES = int(os.environ.get("DTJ_TEST_HISTORIES", "2000"))
@@ -118,11 +126,11 @@ def disk() -> Disk:
 
 
 @pytest.fixture
-def pictures() -> Pictures:
-    return Pictures(SETTLE)
+def pictures() -> FolderState:
+    return FolderState(SETTLE)
 
 
-def until_picture(disk: Disk, pictures: Pictures, seconds: float = 700.0) -> tuple[Picture, float]:
+def until_picture(disk: Disk, pictures: FolderState, seconds: float = 700.0) -> tuple[Picture, float]:
     """The next picture, and the seconds until then with a look a second and an unchanged folder."""
     began = disk.now
     while disk.now < began + seconds * SECOND:
@@ -135,22 +143,22 @@ def until_picture(disk: Disk, pictures: Pictures, seconds: float = 700.0) -> tup
     pytest.fail(f"no picture: {found}")
 
 
-def waits(disk: Disk, pictures: Pictures) -> Waits:
+def waits(disk: Disk, pictures: FolderState) -> Waits:
     pictures.see(disk.look())
     found = pictures.picture()
     assert isinstance(found, Waits), found
     return found
 
 
-def test_a_file_that_was_written_in_place_settles(disk: Disk, pictures: Pictures) -> None:
+def test_a_file_that_was_written_in_place_settles(disk: Disk, pictures: FolderState) -> None:
     disk.write("a.bin")
     picture, seconds = until_picture(disk, pictures)
     assert list(picture.nodes) == ["a.bin"]
     assert seconds == 5
-    assert waits(disk, pictures).reason == "nothing new is complete"
+    assert waits(disk, pictures).reason == "no new file is complete"
 
 
-def test_what_was_renamed_into_the_top_folder_settles_in_a_second(disk: Disk, pictures: Pictures) -> None:
+def test_what_was_renamed_into_the_top_folder_settles_in_a_second(disk: Disk, pictures: FolderState) -> None:
     disk.write("a.tmp/x.bin")
     disk.rename("a.tmp", "a")
     picture, seconds = until_picture(disk, pictures)
@@ -158,7 +166,7 @@ def test_what_was_renamed_into_the_top_folder_settles_in_a_second(disk: Disk, pi
     assert seconds == 1
 
 
-def test_deletions_alone_are_no_reason(disk: Disk, pictures: Pictures) -> None:
+def test_deletions_alone_are_no_reason(disk: Disk, pictures: FolderState) -> None:
     for name in ("a", "b"):
         disk.write(name)
     until_picture(disk, pictures)
@@ -170,7 +178,7 @@ def test_deletions_alone_are_no_reason(disk: Disk, pictures: Pictures) -> None:
     waits(disk, pictures)
 
 
-def test_a_file_that_stays_open_delays_the_others_for_two_minutes(disk: Disk, pictures: Pictures) -> None:
+def test_a_file_that_stays_open_delays_the_others_for_two_minutes(disk: Disk, pictures: FolderState) -> None:
     disk.begin("train.log")
     disk.write("a.bin")
     assert waits(disk, pictures).path == "train.log"
@@ -178,7 +186,7 @@ def test_a_file_that_stays_open_delays_the_others_for_two_minutes(disk: Disk, pi
     assert (set(picture.nodes), picture.passed_over, seconds) == ({"a.bin"}, ("train.log",), 120)
 
 
-def test_a_large_open_file_takes_its_new_folder_with_it(disk: Disk, pictures: Pictures) -> None:
+def test_a_large_open_file_takes_its_new_folder_with_it(disk: Disk, pictures: FolderState) -> None:
     disk.write("run/a/x.bin")
     until_picture(disk, pictures)
     disk.begin("run/b/deep/x.bin")
@@ -195,7 +203,7 @@ def test_a_large_open_file_takes_its_new_folder_with_it(disk: Disk, pictures: Pi
     }
 
 
-def test_an_unfinished_file_keeps_its_stored_bytes(disk: Disk, pictures: Pictures) -> None:
+def test_an_unfinished_file_keeps_its_stored_bytes(disk: Disk, pictures: FolderState) -> None:
     disk.write("run/last.bin")
     stored, _ = until_picture(disk, pictures)
     disk.begin("run/last.bin")
@@ -206,7 +214,7 @@ def test_an_unfinished_file_keeps_its_stored_bytes(disk: Disk, pictures: Picture
     assert "run/new.bin" in picture.nodes
 
 
-def test_a_folder_with_fewer_kinds_than_its_elder_waits(disk: Disk, pictures: Pictures) -> None:
+def test_a_folder_with_fewer_kinds_than_its_elder_waits(disk: Disk, pictures: FolderState) -> None:
     for name in ("model.bin", "state-1.bin", "state-2.bin"):
         disk.write(f"step-1/{name}")
     until_picture(disk, pictures)
@@ -218,7 +226,7 @@ def test_a_folder_with_fewer_kinds_than_its_elder_waits(disk: Disk, pictures: Pi
     assert seconds == 5
 
 
-def test_a_shrunk_folder_is_taken_after_five_minutes(disk: Disk, pictures: Pictures) -> None:
+def test_a_shrunk_folder_is_taken_after_five_minutes(disk: Disk, pictures: FolderState) -> None:
     for name in ("model.bin", "optimizer.bin"):
         disk.write(f"last/{name}")
     until_picture(disk, pictures)
@@ -229,7 +237,9 @@ def test_a_shrunk_folder_is_taken_after_five_minutes(disk: Disk, pictures: Pictu
     assert "last/optimizer.bin" not in picture.nodes
 
 
-def test_a_busy_file_delays_nothing_and_alone_is_due_every_15_seconds(disk: Disk, pictures: Pictures) -> None:
+def test_a_busy_file_delays_nothing_and_alone_is_due_every_15_seconds(
+    disk: Disk, pictures: FolderState
+) -> None:
     taken = []
     for second in range(120):
         disk.at(second)
@@ -246,7 +256,7 @@ def test_a_busy_file_delays_nothing_and_alone_is_due_every_15_seconds(disk: Disk
     assert next(at for at, model in taken if model) <= 60 + 15
 
 
-def test_a_torn_archive_is_never_part_of_a_picture(disk: Disk, pictures: Pictures) -> None:
+def test_a_torn_archive_is_never_part_of_a_picture(disk: Disk, pictures: FolderState) -> None:
     disk.write("a.bin")
     disk.begin("b.pt", archive=True)
     disk.open.clear()  # Its writer gave up.
@@ -256,7 +266,9 @@ def test_a_torn_archive_is_never_part_of_a_picture(disk: Disk, pictures: Picture
     assert set(ended.nodes) == {"a.bin"}
 
 
-def test_of_the_folders_of_save_the_newest_alone_belongs_to_a_picture(disk: Disk, pictures: Pictures) -> None:
+def test_of_the_folders_of_save_the_newest_alone_belongs_to_a_picture(
+    disk: Disk, pictures: FolderState
+) -> None:
     for step in (50, 100):
         disk.write(f"{step}.tmp/state.pt")
         disk.rename(f"{step}.tmp", str(step))
@@ -266,7 +278,7 @@ def test_of_the_folders_of_save_the_newest_alone_belongs_to_a_picture(disk: Disk
         assert set(picture.nodes) == {str(step), f"{step}/state.pt"}
 
 
-def test_a_new_folder_of_save_waits_for_nothing(disk: Disk, pictures: Pictures) -> None:
+def test_a_new_folder_of_save_waits_for_nothing(disk: Disk, pictures: FolderState) -> None:
     disk.write("side.bin")
     until_picture(disk, pictures)
     disk.begin("side.bin")
@@ -279,7 +291,9 @@ def test_a_new_folder_of_save_waits_for_nothing(disk: Disk, pictures: Pictures) 
     assert waits(disk, pictures).path == "side.bin"
 
 
-def test_what_happens_while_a_picture_is_stored_belongs_to_the_next(disk: Disk, pictures: Pictures) -> None:
+def test_what_happens_while_a_picture_is_stored_belongs_to_the_next(
+    disk: Disk, pictures: FolderState
+) -> None:
     disk.write("a")
     disk.write("b")
     disk.now += 5 * SECOND
@@ -295,13 +309,13 @@ def test_what_happens_while_a_picture_is_stored_belongs_to_the_next(disk: Disk, 
     disk.now += SECOND
     pictures.see(disk.look())
     killed = pictures.picture(died_ns=disk.now)
-    assert killed == Waits("nothing new is complete")
+    assert killed == Waits("no new file is complete")
     disk.close("d")
     second, _ = until_picture(disk, pictures)
     assert set(second.nodes) == {"b", "c", "d"}
 
 
-def test_a_kill_in_a_save_leaves_the_moment_before_it(disk: Disk, pictures: Pictures) -> None:
+def test_a_kill_in_a_save_leaves_the_moment_before_it(disk: Disk, pictures: FolderState) -> None:
     disk.write("step-1/model.bin")
     disk.write("latest")
     stored, _ = until_picture(disk, pictures)
@@ -320,7 +334,7 @@ def test_a_kill_in_a_save_leaves_the_moment_before_it(disk: Disk, pictures: Pict
 
 
 def test_a_folder_that_is_never_quiet_has_a_picture_after_half_a_minute(
-    disk: Disk, pictures: Pictures
+    disk: Disk, pictures: FolderState
 ) -> None:
     for second in range(60):
         if second % 3 == 0:
@@ -332,7 +346,7 @@ def test_a_folder_that_is_never_quiet_has_a_picture_after_half_a_minute(
     assert 30 <= second <= 33
 
 
-def test_a_kill_leaves_what_was_removed_since(disk: Disk, pictures: Pictures) -> None:
+def test_a_kill_leaves_what_was_removed_since(disk: Disk, pictures: FolderState) -> None:
     for name in ("before.bin", "since.bin"):
         disk.write(name)
     until_picture(disk, pictures)
@@ -356,7 +370,7 @@ def test_a_kill_leaves_what_was_removed_since(disk: Disk, pictures: Pictures) ->
 
 @pytest.mark.parametrize(("every", "saved", "killed"), [(5.5, 3.0, 17.0), (2.0, 13.5, 14.2)])
 def test_a_kill_in_the_write_of_a_side_file_takes_no_save_away(
-    disk: Disk, pictures: Pictures, every: float, saved: float, killed: float
+    disk: Disk, pictures: FolderState, every: float, saved: float, killed: float
 ) -> None:
     """A side file is new since the start. Only its last write is unfinished."""
     times = [number * every for number in range(1 + int(killed / every))]
@@ -446,7 +460,7 @@ class History:
 
 
 def run(program: Program) -> History:
-    disk, pictures = Disk(), Pictures(SETTLE)
+    disk, pictures = Disk(), FolderState(SETTLE)
     history = History(program, disk, [], {}, 0)
     operations = list(program.operations())
     end = operations[-1][0]

@@ -16,9 +16,9 @@ from tests.trainer.thread_ranks import EXAMPLES, Numbers, Stop, ThreadRanks, met
 from dtj_trainer.data.pictures import Pictures
 from dtj_trainer.train import meeting
 from dtj_trainer.train import pictures as picture_training
-from dtj_trainer.train.machines import Place, machines_of
 from dtj_trainer.train.meeting import Sums
 from dtj_trainer.train.options import parse
+from dtj_trainer.train.pictures import RankPlace, machines_of
 from dtj_trainer.train.protocols import PictureModel, Position, Ranks, Tested
 from dtj_trainer.train.report import TrainingReport
 from dtj_trainer.train.schedule import Ramp, Schedule
@@ -274,16 +274,16 @@ def test_the_first_line_says_on_how_many_processors(monkeypatch: pytest.MonkeyPa
 
 
 def test_processors_that_containers_share_count_once() -> None:
-    def of(*places: Place) -> tuple[object, object]:
+    def of(*places: RankPlace) -> tuple[object, object]:
         found = machines_of(places)
         return found["nodes"], found["processors"]
 
-    assert of(Place("n", "a", 0b11), Place("n", "b", 0b11)) == (1, 2)
-    assert of(Place("n", "a", 0b1111, 1.0), Place("n", "b", 0b1111, 1.0)) == (1, 2)
-    assert of(Place("n", "a", 0b1111, 3.0), Place("n", "b", 0b1111, 3.0)) == (1, 4)
-    assert of(Place("n", "a", 0b01), Place("n", "a", 0b10)) == (1, 2)  # bound, in one container
-    assert of(Place("n", "a", 0b11), Place("m", "a", 0b11)) == (2, 4)
-    assert of(Place("n", "a", 0b11, 0.5)) == (1, 1)
+    assert of(RankPlace("n", "a", 0b11), RankPlace("n", "b", 0b11)) == (1, 2)
+    assert of(RankPlace("n", "a", 0b1111, 1.0), RankPlace("n", "b", 0b1111, 1.0)) == (1, 2)
+    assert of(RankPlace("n", "a", 0b1111, 3.0), RankPlace("n", "b", 0b1111, 3.0)) == (1, 4)
+    assert of(RankPlace("n", "a", 0b01), RankPlace("n", "a", 0b10)) == (1, 2)  # bound, in one container
+    assert of(RankPlace("n", "a", 0b11), RankPlace("m", "a", 0b11)) == (2, 4)
+    assert of(RankPlace("n", "a", 0b11, 0.5)) == (1, 1)
 
 
 def test_a_line_is_the_mean_since_the_line_before_and_an_epoch_has_its_own(

@@ -8,9 +8,8 @@ from typing import cast
 import pytest
 
 from dtj_trainer import contract
-from dtj_trainer.launch.pod_exit import pod_exit
 from dtj_trainer.launch.program import ProgramEnd
-from dtj_trainer.launch.program_group import Ended, Member
+from dtj_trainer.launch.program_group import Ended, Member, pod_exit
 from dtj_trainer.launch.settings import Settings, read_settings
 
 POD = contract.PodInfo(role="worker", index=0, slots=1)

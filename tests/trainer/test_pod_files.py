@@ -14,16 +14,16 @@ import pytest
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts import folder_looks, other_pods, pod_files_upload
-from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts import folder_pictures, other_pods, pod_files_upload
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.manifest import Manifest
-from dtj_trainer.artifacts.multipart import Put
+from dtj_trainer.artifacts.multipart import Uploaded
 from dtj_trainer.artifacts.other_pods import OtherPods
 from dtj_trainer.artifacts.pod_files_upload import PodFilesUploader
 from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.sent_files import SentFiles
+from dtj_trainer.artifacts.snapshot import read_index
 
 PODS = 3
 
@@ -130,7 +130,9 @@ def bucket() -> Bucket:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Of the pods' waits, and of the looks at their folders."""
     made = Clock()
-    monkeypatch.setattr(folder_looks, "time", SimpleNamespace(time_ns=made.wall_ns))
+    monkeypatch.setattr(
+        folder_pictures, "time", SimpleNamespace(time_ns=made.wall_ns, monotonic=time.monotonic)
+    )
     return made
 
 
@@ -347,7 +349,7 @@ def test_a_pod_that_gave_files_is_waited_for_and_then_excused(
     assert job.last() == {
         path: content for path, content in shards_of(1, 2).items() if path != "step-2/__2_0.distcp"
     }
-    assert "worker-2 gives no files for 180 s: checkpoints do not wait for it" in caplog.text
+    assert "pod worker-2 has announced no files for 180 s: checkpoints wait for it no longer" in caplog.text
     assert job.claimant.held_up == ""
     dcp(job, 3, 0, 1)
     job.settle(30)
@@ -548,7 +550,7 @@ def test_a_long_upload_at_the_end_is_waited_for_while_bytes_flow(
     dcp(job, 2)
     done: list[bool] = []
 
-    def slow(_: object, key: str, path: Path, on_bytes: Callable[[int], None], **__: object) -> Put:
+    def slow(_: object, key: str, path: Path, on_bytes: Callable[[int], None], **__: object) -> Uploaded:
         if path.name == "__1_0.distcp":
             for _minute in range(20):
                 job.clock.now += 61

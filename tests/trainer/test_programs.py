@@ -34,9 +34,9 @@ from dtj_trainer.train import stop, threads
 from dtj_trainer.train.augment import shift_and_flip
 from dtj_trainer.train.batches import Batch, Batches, picture_batches
 from dtj_trainer.train.chance import chances_of, seed_of
-from dtj_trainer.train.metrics import MetricsFile
 from dtj_trainer.train.model_files import picture_facts
 from dtj_trainer.train.options import parse
+from dtj_trainer.train.report import MetricsFile
 from dtj_trainer.train.schedule import Ramp, Schedule, ramp_of, rate_scale
 from dtj_trainer.train.stop import EXIT_CODE, StopRequest
 

@@ -233,7 +233,7 @@ import logging, random
 import horovod.tensorflow as hvd, numpy as np
 from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.data.sharding import Sharding
-from dtj_trainer.keras import trial
+from dtj_trainer.keras import saved_model as trial
 from dtj_trainer.keras.horovod_ranks import KerasRanks
 from dtj_trainer.keras.model import KerasModel
 from dtj_trainer.train.options import parse

@@ -20,8 +20,7 @@ import pytest
 from tests.trainer.conftest import REPOSITORY
 
 from dtj_trainer import progress
-from dtj_trainer.launch.phases import PhaseLog
-from dtj_trainer.launch.progress_watch import ProgressWatch
+from dtj_trainer.launch.status_server import PhaseLog, ProgressWatch
 
 
 class Clock:
@@ -166,9 +165,7 @@ def test_step_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert watch.step_at(0) is None
     times = iter((10, 20, 30, 40))
     # Replace the `time` of this module alone: threads of other tests may still call `time.time_ns`.
-    monkeypatch.setattr(
-        "dtj_trainer.launch.progress_watch.time", SimpleNamespace(time_ns=lambda: next(times))
-    )
+    monkeypatch.setattr("dtj_trainer.launch.status_server.time", SimpleNamespace(time_ns=lambda: next(times)))
     for step in (0, 5, 9):
         path.write_text(json.dumps({"step": step}))
         watch.now()

@@ -21,9 +21,9 @@ from dtj_trainer.train.protocols import Position, Ranks
 tf = pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
 
 from dtj_trainer.keras import models  # noqa: E402
-from dtj_trainer.ps import bottleneck, chief, evaluator, parameters, shards, state, updates  # noqa: E402
+from dtj_trainer.ps import chief, evaluator, parameters, report, state, updates  # noqa: E402
 from dtj_trainer.ps.options import parse  # noqa: E402
-from dtj_trainer.ps.report import Report  # noqa: E402
+from dtj_trainer.ps.report import ServerTrainingReport  # noqa: E402
 from dtj_trainer.ps.worker_pictures import Dealt, read_batch  # noqa: E402
 
 
@@ -45,7 +45,7 @@ def grey(labels: list[int]) -> Pictures:
 
 @pytest.mark.parametrize("kind", [updates.Asynchronous, updates.Synchronous])
 def test_examples_that_workers_leave_out_are_counted(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    for module in (shards, parameters):
+    for module in (parameters, parameters):
         monkeypatch.setattr(module, "ps_device", lambda _: "/device:CPU:0")
     pictures = grey([0, 1, SKIPPED, 2, 0, SKIPPED, 1, 2])
 
@@ -86,7 +86,7 @@ def test_the_evaluator_tests_the_last_checkpoint_alone_on_the_test_split(
         )
     }  # fmt: skip
     saved = [
-        state.State("cnn", (8, 8, 1), 3, "sgd", 1004, step=step, final=final)
+        state.TrainingState("cnn", (8, 8, 1), 3, "sgd", 1004, step=step, final=final)
         for step, final in ((5, False), (9, True))
     ]
     coming = iter([(each, weights) for each in saved])
@@ -124,7 +124,7 @@ class Late:
             ids = self.running.pop(0).ids
             self.applied += 1
             counts = float(ids.sum()), float((ids % 2).sum()), len(ids)
-            times = [bottleneck.StepTimes(0, 0.001, 0.001, 0.001)]
+            times = [report.BatchTimes(0, 0.001, 0.001, 0.001)]
             ended.append(updates.StepResult(*counts, times, top5=float((ids < 6).sum())))
         return ended
 
@@ -133,9 +133,9 @@ def test_each_epoch_has_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
     options = parse(["--epochs=2", "--lr=0.1", "--warmup-epochs=2", "--warmup-start=0.02"], "program", "")
     sharding, late = Sharding(10, 4, rank=0, ranks=1, seed=1), Late()
-    here = state.State("cnn", (8, 8, 1), 10, "sgd", 10)
+    here = state.TrainingState("cnn", (8, 8, 1), 10, "sgd", 10)
     cluster: Any = SimpleNamespace(workers=2, ps=1)
-    reported = Report(options, cluster, here)
+    reported = ServerTrainingReport(options, cluster, here)
     servers: Any = SimpleNamespace(step=late)
     model = chief.ChiefModel(late, servers, here, reported, chief.Pulse())  # type: ignore[arg-type]
     saver: Any = SimpleNamespace(
@@ -162,7 +162,7 @@ def test_each_epoch_has_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("name", ["regularized", "active", "added"])
 def test_a_networks_own_losses_are_in_its_gradient(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    for module in (shards, parameters):
+    for module in (parameters, parameters):
         monkeypatch.setattr(module, "ps_device", lambda _: "/device:CPU:0")
     pictures = grey([0, 1, 2, 0])
     pixels = tf.constant(pictures.pixels.transpose(0, 2, 3, 1), tf.float32)

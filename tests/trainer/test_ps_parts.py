@@ -31,8 +31,8 @@ from tests.trainer.conftest import until
 from dtj_trainer import contract, progress
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.contract import Bottleneck
-from dtj_trainer.data.blocks_ahead import BlocksAhead
 from dtj_trainer.data.sharding import Sharding
+from dtj_trainer.data.stored_examples import BlocksAhead
 from dtj_trainer.train import staged_arrays
 from dtj_trainer.train.protocols import Position
 from dtj_trainer.train.schedule import Ramp
@@ -43,22 +43,20 @@ keras = pytest.importorskip("keras")
 from dtj_trainer.keras import models  # noqa: E402
 from dtj_trainer.keras.chance import draw_anew  # noqa: E402
 from dtj_trainer.ps import (  # noqa: E402
-    bottleneck,
     chief,
     cluster,
     connections,
     evaluator,
-    optimizers,
     parameters,
+    report,
     server,
-    shards,
     state,
     updates,
     worker_pictures,
 )
 from dtj_trainer.ps.options import parse  # noqa: E402
 
-StepTimes = bottleneck.StepTimes
+StepTimes = report.BatchTimes
 
 
 # --- who computes what --------------------------------------------------------------------------
@@ -129,14 +127,14 @@ def test_a_worker_loads_the_blocks_of_coming_steps_once() -> None:
 
 @given(total=st.integers(0, 1000), pieces=st.integers(1, 7))
 def test_servers_have_equally_much(total: int, pieces: int) -> None:
-    sizes = shards.cuts(total, pieces)
+    sizes = parameters.cuts(total, pieces)
     assert sum(sizes) == total
     assert max(sizes) - min(sizes) <= 1
 
 
 @given(st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), max_size=4))
 def test_a_layout_splits_what_it_joined(shapes: list[tuple[int, ...]]) -> None:
-    layout = shards.Layout(shapes)
+    layout = parameters.VectorLayout(shapes)
     tensors = [np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in shapes]
     vector = layout.join(tensors)
     for split in (layout.split(vector), layout.split_array(vector.numpy())):
@@ -163,7 +161,7 @@ def test_dropout_of_keras_follows_from_step_and_rank() -> None:
 def test_dropout_on_servers_follows_from_the_chance_and_whole_numbers_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shards, "ps_device", lambda _: "/device:CPU:0")
+    monkeypatch.setattr(parameters, "ps_device", lambda _: "/device:CPU:0")
     monkeypatch.setattr(parameters, "ps_device", lambda _: "/device:CPU:0")
     first, second = keras.layers.Normalization(), keras.layers.Dropout(0.5)
     network = keras.Sequential([keras.Input((8,)), first, second, keras.layers.Dense(4)])
@@ -190,12 +188,12 @@ def test_dropout_on_servers_follows_from_the_chance_and_whole_numbers_stay(
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 @pytest.mark.parametrize("ps", [1, 3])
 def test_update_rules_are_those_of_keras(monkeypatch: pytest.MonkeyPatch, name: str, ps: int) -> None:
-    monkeypatch.setattr(shards, "ps_device", lambda _: "/device:CPU:0")
+    monkeypatch.setattr(parameters, "ps_device", lambda _: "/device:CPU:0")
     options = parse([f"--optimizer={name}", "--lr=0.01"], "program", "what it is")
     chance = np.random.default_rng(1)
     initial = chance.normal(size=10).astype(np.float32)
-    mine = shards.ShardedVector(initial, ps, "mine")
-    optimizer = optimizers.make(options, mine)
+    mine = parameters.ShardedVector(initial, ps, "mine")
+    optimizer = parameters.make_optimizer(options, mine)
     theirs = keras.Variable(initial)
     rule = keras.optimizers.SGD(0.01, momentum=0.9) if name == "sgd" else keras.optimizers.Adam(0.01)
     rule.build([theirs])
@@ -207,7 +205,7 @@ def test_update_rules_are_those_of_keras(monkeypatch: pytest.MonkeyPatch, name: 
 
 
 def test_what_servers_hold_moves_to_another_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "ps_device", lambda _: "/device:CPU:0")
+    monkeypatch.setattr(parameters, "ps_device", lambda _: "/device:CPU:0")
     monkeypatch.setattr(parameters, "ps_device", lambda _: "/device:CPU:0")
     options = parse(["--model=resnet20"], "program", "what it is")
     first, second, third = (models.build("resnet20", (8, 8, 1), 3, seed) for seed in (1, 2, 3))
@@ -261,13 +259,13 @@ def test_the_chief_saves_the_state_of_a_step_beside_the_training(
     large: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
-    monkeypatch.setattr(shards, "ps_device", lambda _: "/device:CPU:0")
+    monkeypatch.setattr(parameters, "ps_device", lambda _: "/device:CPU:0")
     monkeypatch.setattr(parameters, "ps_device", lambda _: "/device:CPU:0")
     monkeypatch.setattr(staged_arrays, "LARGE_BYTES", large)
     options = parse(["--model=resnet20"], "program", "what it is")
     network = models.build("resnet20", (8, 8, 1), 3, 1)
     held = parameters.Parameters(network, options, 2)
-    here = state.State("resnet20", (8, 8, 1), 3, "sgd", 100)
+    here = state.TrainingState("resnet20", (8, 8, 1), 3, "sgd", 100)
     saver = chief.ChiefSaver(options, here, network, held, chief.Pulse())
     saver.prepare_saves()
     expected = {}
@@ -289,20 +287,20 @@ def test_the_chief_saves_the_state_of_a_step_beside_the_training(
 
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
-    mine = state.State("cnn", (28, 28, 1), 10, "sgd", 1004, step=5, epoch=1, examples=320)
+    mine = state.TrainingState("cnn", (28, 28, 1), 10, "sgd", 1004, step=5, epoch=1, examples=320)
     folder = state.save(mine, lambda path: np.savez(path, trainable=np.arange(3.0)))
     found, vectors = state.load(folder)
     assert found == mine
     np.testing.assert_array_equal(vectors["trainable"], np.arange(3.0))
 
-    def refused(changed: state.State, message: str) -> None:
+    def refused(changed: state.TrainingState, message: str) -> None:
         with pytest.raises(state.NotOurCheckpoint, match=message):
             state.check(found, changed, folder)
 
-    refused(state.State("resnet20", (28, 28, 1), 10, "sgd", 1004), "is of a cnn, not of a resnet20")
-    refused(state.State("cnn", (28, 28, 1), 10, "adam", 1004), "trained by sgd, not by adam")
-    refused(state.State("cnn", (32, 32, 1), 10, "sgd", 1004), "give the same data")
-    refused(state.State("cnn", (28, 28, 1), 10, "sgd", 40), "from the middle of an epoch of 1004")
+    refused(state.TrainingState("resnet20", (28, 28, 1), 10, "sgd", 1004), "is of a cnn, not of a resnet20")
+    refused(state.TrainingState("cnn", (28, 28, 1), 10, "adam", 1004), "trained by sgd, not by adam")
+    refused(state.TrainingState("cnn", (32, 32, 1), 10, "sgd", 1004), "give the same data")
+    refused(state.TrainingState("cnn", (28, 28, 1), 10, "sgd", 40), "from the middle of an epoch of 1004")
     (folder / "training.json").unlink()
     with pytest.raises(state.NotOurCheckpoint, match="was not written by this program"):
         state.load(folder)
@@ -339,7 +337,7 @@ def test_who_does_not_answer_is_named() -> None:
     )
     everybody = nobody.tasks("ps", "worker")
     with pytest.raises(
-        cluster.PeersUnreachable,
+        cluster.TasksUnreachable,
         match=r"no answer from parameter server 0 at nobody.invalid:1, worker 0 at 127.0.0.1:1",
     ):
         cluster.wait_for(nobody, everybody, 0, lambda: False)
@@ -489,7 +487,7 @@ def test_the_evaluator_reads_each_checkpoint_once(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(state, "load", lambda folder: loads.append(folder) or load(folder))
     newest = evaluator._Newest()
     assert newest.another() is None
-    now = state.State("cnn", (28, 28, 1), 10, "sgd", 1004, step=5)
+    now = state.TrainingState("cnn", (28, 28, 1), 10, "sgd", 1004, step=5)
     for final in (False, True):  # the last one replaces that of the same step
         now.final = final
         state.save(now, lambda path: np.savez(path, trainable=np.arange(3.0)))
@@ -504,7 +502,7 @@ def test_the_evaluator_reads_each_checkpoint_once(tmp_path: Path, monkeypatch: p
 
 
 def watched(
-    watch: bottleneck.BottleneckWatch, seconds: float, batches: Iterable[StepTimes], start: float = 0
+    watch: report.BottleneckWatch, seconds: float, batches: Iterable[StepTimes], start: float = 0
 ) -> Bottleneck | None:
     """A batch of each of `batches` every tenth of a second, asked once a second; what it says in the end."""
     found = None
@@ -522,7 +520,7 @@ STARVED = [StepTimes(worker, 0.021, 0.008, 0.020) for worker in range(2)]
 
 
 def test_starved_servers_are_told_with_figures_and_only_when_it_lasts() -> None:
-    watch = bottleneck.BottleneckWatch(1)
+    watch = report.BottleneckWatch(1)
     assert watched(watch, 30, EVEN) is None
     assert watched(watch, 8, STARVED, 30) is None
     found = watched(watch, 40, STARVED, 38)
@@ -534,7 +532,7 @@ def test_starved_servers_are_told_with_figures_and_only_when_it_lasts() -> None:
 
 
 def test_the_message_of_steady_starvation() -> None:
-    found = watched(bottleneck.BottleneckWatch(1), 20, STARVED)
+    found = watched(report.BottleneckWatch(1), 20, STARVED)
     assert found == {
         "kind": "ParameterServers",
         "message": "workers wait 84 % of each step for 1 parameter server (41 ms of 49 ms): "
@@ -543,7 +541,7 @@ def test_the_message_of_steady_starvation() -> None:
 
 
 def test_a_little_better_is_not_over() -> None:
-    watch = bottleneck.BottleneckWatch(2)
+    watch = report.BottleneckWatch(2)
     assert watched(watch, 20, STARVED) is not None
     between = [StepTimes(worker, 0.005, 0.011, 0.004) for worker in range(2)]  # 45 %
     found = watched(watch, 60, between, 20)
@@ -551,25 +549,23 @@ def test_a_little_better_is_not_over() -> None:
     assert found["message"].startswith(
         "workers wait 45 % of each step for 2 parameter servers (9.0 ms of 20 ms)"
     )
-    assert watched(bottleneck.BottleneckWatch(2), 60, between) is None
+    assert watched(report.BottleneckWatch(2), 60, between) is None
 
 
 def test_a_straggler_is_named() -> None:
     slow = [StepTimes(0, 0.003, 0.02, 0.004), StepTimes(1, 0.003, 0.05, 0.004)]
-    found = watched(bottleneck.BottleneckWatch(1), 20, slow)
+    found = watched(report.BottleneckWatch(1), 20, slow)
     assert found is not None
     assert found["kind"] == "Worker"
     assert found["message"].startswith("worker 1 computes 50 ms on each batch, the others 20 ms")
-    assert watched(bottleneck.BottleneckWatch(1), 20, slow[1:]) is None, (
-        "one worker has nobody to compare with"
-    )
+    assert watched(report.BottleneckWatch(1), 20, slow[1:]) is None, "one worker has nobody to compare with"
 
 
 def test_another_straggler_is_named_once_it_lasts() -> None:
     def slow(which: int) -> list[StepTimes]:
         return [StepTimes(worker, 0.003, 0.05 if worker == which else 0.02, 0.004) for worker in range(3)]
 
-    watch = bottleneck.BottleneckWatch(1)
+    watch = report.BottleneckWatch(1)
     named = [
         found["message"][:8]
         for start, which, seconds in ((0, 1, 20), (20, 0, 15), (35, 0, 20), (55, 2, 40))
@@ -579,7 +575,7 @@ def test_another_straggler_is_named_once_it_lasts() -> None:
 
 
 def test_a_lost_worker_is_no_straggler() -> None:
-    watch = bottleneck.BottleneckWatch(1)
+    watch = report.BottleneckWatch(1)
     slow = [StepTimes(0, 0.003, 0.02, 0.004), StepTimes(1, 0.003, 0.05, 0.004)]
     assert watched(watch, 20, slow) is not None
     assert watched(watch, 60, slow[:1], 20) is None
@@ -591,7 +587,7 @@ batch = st.builds(StepTimes, st.integers(0, 3), times, times, times)
 
 @given(st.lists(st.tuples(st.floats(0, 5), batch), max_size=60))
 def test_any_times_give_a_finding_or_none(arrivals: list[tuple[float, StepTimes]]) -> None:
-    watch, now = bottleneck.BottleneckWatch(1), 0.0
+    watch, now = report.BottleneckWatch(1), 0.0
     for later, one in arrivals:
         now += later
         watch.add(one, now)
@@ -605,7 +601,7 @@ def test_any_times_give_a_finding_or_none(arrivals: list[tuple[float, StepTimes]
     )
 )
 def test_even_workers_and_quick_servers_are_never_blamed(batches: list[StepTimes]) -> None:
-    watch = bottleneck.BottleneckWatch(3)
+    watch = report.BottleneckWatch(3)
     for second, one in enumerate(batches):
         watch.add(one, float(second))
         assert watch.find(float(second)) is None

@@ -18,9 +18,9 @@ from dtj_trainer.train.protocols import Position, Ranks
 tf = pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
 torch = pytest.importorskip("torch", reason="needs the torch extra")
 
-from dtj_trainer.ps import chief, optimizers, shards, updates, worker_pictures  # noqa: E402
+from dtj_trainer.ps import chief, parameters, updates, worker_pictures  # noqa: E402
 from dtj_trainer.ps.options import parse as parse_ps  # noqa: E402
-from dtj_trainer.torch import optimizers as torch_optimizers  # noqa: E402
+from dtj_trainer.torch import model as torch_optimizers  # noqa: E402
 
 RECIPE = [
     *("--lr=0.1", "--momentum=0.9", "--weight-decay=1e-4", "--augment", "--batch-size=16", "--epochs=7"),
@@ -135,16 +135,16 @@ def test_an_option_without_effect_is_refused(
 def test_decays_and_clipping_are_those_of_the_ddp_program(
     monkeypatch: pytest.MonkeyPatch, ps: int, name: str
 ) -> None:
-    monkeypatch.setattr(shards, "ps_device", lambda _: "/device:CPU:0")
+    monkeypatch.setattr(parameters, "ps_device", lambda _: "/device:CPU:0")
     chosen = [*RECIPE, f"--optimizer={name}", "--weight-decay=0.05"]
     chance = np.random.default_rng(1)
     initial = chance.normal(size=10).astype(np.float32)
-    mine = shards.ShardedVector(initial, ps, "mine")
-    rule = optimizers.make(parse_ps(chosen, "program", ""), mine)
+    mine = parameters.ShardedVector(initial, ps, "mine")
+    rule = parameters.make_optimizer(parse_ps(chosen, "program", ""), mine)
     theirs = torch.nn.Linear(10, 1, bias=False)
     theirs.weight.data = torch.tensor(initial[None].copy())
     options = parse_ddp(chosen, "program", "", ("cnn",))
-    other = torch_optimizers.make(options, theirs)
+    other = torch_optimizers.make_optimizer(options, theirs)
     for step, rate in enumerate((0.1, 0.1, 0.01, 0.01, 0.001)):
         gradient = (chance.normal(size=10) * (step + 1)).astype(np.float32)
         rule.apply(tf.constant(gradient), tf.constant(step, tf.int64), tf.constant(rate, tf.float32))

@@ -10,12 +10,12 @@ import pytest
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.file_fetch import fetch_files
 from dtj_trainer.artifacts.manifest import UNKNOWN_TIME, Manifest
 from dtj_trainer.artifacts.put_back import put_back, remove_others
+from dtj_trainer.artifacts.snapshot import read_index
 from dtj_trainer.artifacts.store import Store
 
 

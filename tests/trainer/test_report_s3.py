@@ -8,6 +8,7 @@ import pytest
 from tests.unit.support.training_runs import content, line
 
 from dtj.api.errors import NotFound, Unreachable
+from dtj.cli.places import PlaceOptions
 from dtj.cli.report_sources import read_runs
 from dtj.report.run import Run
 from dtj.report.summary import summarise
@@ -17,7 +18,7 @@ ROWS = content([line("train", 0, 1, updates="Asynchronous"), line("end", 9, 2, u
 
 
 def read(*names: str) -> list[Run]:
-    return read_runs(names, local=False, namespace=None, context=None)
+    return read_runs(names, PlaceOptions())
 
 
 def test_jobs_and_folders_of_jobs_are_read(job_store: Store) -> None:

@@ -12,15 +12,21 @@ from tests.trainer.conftest import put_checkpoint
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.checkpoint_index import read_index
-from dtj_trainer.artifacts.checkpoint_mirror import CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence, Superseded, read_claim
 from dtj_trainer.artifacts.file_fetch import Near
-from dtj_trainer.artifacts.restore import Lineage, Restored, restore, restore_exactly
-from dtj_trainer.artifacts.restore_choice import restore_as_rank_0, restore_checkpoint
+from dtj_trainer.artifacts.restore import (
+    CheckpointMirror,
+    Lineage,
+    Restored,
+    restore,
+    restore_as_rank_0,
+    restore_checkpoint,
+    restore_exactly,
+)
 from dtj_trainer.artifacts.s3 import S3Error
-from dtj_trainer.artifacts.sync_settings import SyncSettings
+from dtj_trainer.artifacts.snapshot import read_index
+from dtj_trainer.artifacts.sync import SyncSettings
 
 
 class Pods:

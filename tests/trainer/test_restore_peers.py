@@ -19,16 +19,15 @@ from tests.trainer.loopback_pods import LoopbackPods, free_port
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts import checkpoints, offered_files, on_demand, peer_client
+from dtj_trainer.artifacts import checkpoints, file_fetch, peers
 from dtj_trainer.artifacts.arriving_file import ArrivingFile
 from dtj_trainer.artifacts.file_fetch import Near
 from dtj_trainer.artifacts.manifest import Manifest
-from dtj_trainer.artifacts.peer_client import CheckpointPeers
-from dtj_trainer.artifacts.peer_server import PeerServer
-from dtj_trainer.artifacts.pod_sync import PodSync
+from dtj_trainer.artifacts.peers import CheckpointPeers, PeerServer
 from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import Store, open_store
+from dtj_trainer.artifacts.sync import PodSync
 from dtj_trainer.launch.pod import sync_settings
 from dtj_trainer.launch.settings import SettingsError, read_settings
 
@@ -113,10 +112,10 @@ class Pods:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of LARGE bytes are large ones."""
-    monkeypatch.setattr(peer_client, "STILL_SECONDS", 60.0)  # This machine may be very busy.
-    monkeypatch.setattr(peer_client, "ANSWER_SECONDS", 60.0)
-    monkeypatch.setattr(offered_files, "LEAST_BYTES", LARGE)
-    monkeypatch.setattr(peer_client, "LEAST_BYTES", LARGE)
+    monkeypatch.setattr(peers, "STILL_SECONDS", 60.0)  # This machine may be very busy.
+    monkeypatch.setattr(peers, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(peers, "LEAST_BYTES", LARGE)
+    monkeypatch.setattr(peers, "LEAST_BYTES", LARGE)
 
 
 @pytest.fixture
@@ -173,7 +172,7 @@ def test_a_damaged_file_of_another_pod_is_fetched_again(pods: Pods, caplog: pyte
     pods.restore(1)
     pods.compare(1)
     assert pods.large_gets() == ONCE | {"a.pt": 2}
-    assert f"5/a.pt is damaged with {LARGE} bytes of other pods; it is fetched again" in caplog.text
+    assert f"5/a.pt is damaged: {LARGE} of its bytes came from other pods. It is fetched again" in caplog.text
     pods.restore(2)  # The nearest pod has the damaged file, too.
     pods.compare(2)
 
@@ -200,8 +199,8 @@ def test_a_file_that_the_program_replaced_comes_from_elsewhere(
 
 
 def test_a_pod_that_hangs_is_left_after_a_while(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_client, "STILL_SECONDS", 0.2)
-    monkeypatch.setattr(peer_client, "STILL_SECONDS_FOR_EACH_ABOVE", 0.0)
+    monkeypatch.setattr(peers, "STILL_SECONDS", 0.2)
+    monkeypatch.setattr(peers, "STILL_SECONDS_FOR_EACH_ABOVE", 0.0)
     stuck, go = threading.Event(), threading.Event()
 
     def hang(number: int, request: str) -> None:
@@ -264,7 +263,7 @@ def test_what_has_arrived_stays_when_the_pod_that_gave_it_fails(pods: Pods, tmp_
             source.append(CONTENTS["a.pt"][:1000])
             got = pool.submit(peers._get, 1, file, target, received, 60.0)
             until(lambda: target.at == 1000, "the first bytes at the other pod")
-        assert got.result(60) == f"it stopped at 1000 of {LARGE} bytes"
+        assert got.result(60) == f"the pod stopped at 1000 of {LARGE} bytes"
         assert peers._get(0, file, target, received, 60.0) is None
         assert (target.sha256, received.total) == (file.sha256, LARGE)
 
@@ -277,15 +276,17 @@ def test_ranks_get_files_on_demand_from_other_pods(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None
 ) -> None:
     pods = Pods(tmp_path, monkeypatch, on_demand="[abcd].pt")
-    monkeypatch.setattr(on_demand, "open_store", lambda uri: pods.store(-1).below(uri.partition("/job/")[2]))
+    monkeypatch.setattr(file_fetch, "open_store", lambda uri: pods.store(-1).below(uri.partition("/job/")[2]))
     with pods.servers:
         pods.serve_all()
         for number in range(4):
             pods.restore(number)
         assert sum(pods.large_gets().values()) == 0
         for number, names in ((2, "ab"), (0, "bc"), (1, "ac"), (3, "abc")):
-            monkeypatch.setattr(on_demand, "peers_from_environment", lambda number=number: pods.hosts(number))
-            on_demand.bring(pods.checkpoint(number), [f"{name}.pt" for name in names])
+            monkeypatch.setattr(
+                file_fetch, "peers_from_environment", lambda number=number: pods.hosts(number)
+            )
+            file_fetch.bring(pods.checkpoint(number), [f"{name}.pt" for name in names])
             for name in names:
                 assert (pods.checkpoint(number) / f"{name}.pt").read_bytes() == CONTENTS[f"{name}.pt"]
         assert pods.large_gets() == {"a.pt": 1, "b.pt": 1, "c.pt": 1, "d.pt": 0}
@@ -294,7 +295,7 @@ def test_ranks_get_files_on_demand_from_other_pods(
 def test_bytes_that_four_pods_read_from_the_bucket(
     object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = offered_files.LEAST_BYTES + 1000
+    size = peers.LEAST_BYTES + 1000
     contents = {name: random.Random(name).randbytes(size) for name in ("a.pt", "b.pt", "c.pt", "d.pt")}
     uri, port = f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}", free_port()
     save(open_store(uri), tmp_path / "saved", monkeypatch, **contents)
@@ -306,8 +307,8 @@ def test_bytes_that_four_pods_read_from_the_bucket(
         all_serve.wait(60)
 
     monkeypatch.setattr(PeerServer, "start", start_together)
-    monkeypatch.setattr(peer_client, "STILL_SECONDS", 60.0)
-    monkeypatch.setattr(peer_client, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(peers, "STILL_SECONDS", 60.0)
+    monkeypatch.setattr(peers, "ANSWER_SECONDS", 60.0)
 
     def restored(number: int) -> PodSync:
         root = tmp_path / f"pod-{number}"
@@ -362,7 +363,7 @@ def test_a_port_that_is_taken_costs_a_warning(
         assert sync.restore(timeout=60)
     finally:
         taken.close()
-    assert f"no files of checkpoints from other pods: port {hosts.port}: " in caplog.text
+    assert f"can't exchange checkpoints with other pods on port {hosts.port}: " in caplog.text
 
 
 def test_a_damaged_file_in_the_bucket_is_no_checkpoint_with_peers_either(pods: Pods) -> None:

@@ -11,12 +11,11 @@ import pytest
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 from tests.trainer.test_pod_files import Job, bucket, clock, dcp, shards_of  # noqa: F401 - fixtures
 
-from dtj_trainer.artifacts import checkpoints, on_demand
-from dtj_trainer.artifacts.file_fetch import Near
+from dtj_trainer.artifacts import checkpoints, file_fetch
+from dtj_trainer.artifacts.file_fetch import Near, Room
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, RECORD_FILE
 from dtj_trainer.artifacts.manifest import Manifest, StoredFile, sha256_of
 from dtj_trainer.artifacts.restore import restore
-from dtj_trainer.artifacts.room import Room
 
 MIB = 2**20
 VOLUME_BYTES = 8 * MIB
@@ -94,7 +93,7 @@ def test_what_the_volume_has_no_room_for_stays_in_the_bucket_and_is_named(
     left = {file.path for file in room.left_out}
     assert left == {f"{folder}state-{number}.pt" for folder in ("", "old/") for number in range(3)} - there
     assert shutil.disk_usage(volume).free >= 3 * MIB // 2, "the next checkpoint has room"
-    assert f"has no room for {len(left) * 3 * MIB // 2} bytes of other pods" in room.text
+    assert f"has no room for {len(left) * 3 * MIB // 2} bytes of checkpoint files of other pods" in room.text
     assert all(repr(path) in room.text for path in left)
     assert room.text in caplog.text
 
@@ -131,7 +130,7 @@ def test_parts_of_a_saved_folder_can_be_brought_later(
     stored.snapshot()
     assert restore(stored.store, volume, "Auto", Near(room=Room({"job-0"})))
     assert names(volume / "7") == {MARK_FILE, RECORD_FILE, "__0_0.distcp"}
-    monkeypatch.setattr(on_demand, "open_store", lambda _: stored.store)
+    monkeypatch.setattr(file_fetch, "open_store", lambda _: stored.store)
     checkpoints.bring(volume / "7", ["__1_0.distcp"])
     assert (volume / "7/__1_0.distcp").stat().st_size == 3 * MIB
 

@@ -32,13 +32,12 @@ from torch.nn import functional
 
 from dtj.local.object_store import open_store
 from dtj_trainer.artifacts.store import Store
-from dtj_trainer.data.formats.images import Form, pixels_of
-from dtj_trainer.serving import export, serve_options
+from dtj_trainer.data.formats.images import PictureForm, pixels_of
+from dtj_trainer.serving import export, serve
 from dtj_trainer.serving.errors import ModelMissing, NotExportable
-from dtj_trainer.serving.facts import Given, described, read_given
+from dtj_trainer.serving.export import Comparison, Given, compare, described, read_given
 from dtj_trainer.serving.forms import Input, source_of
 from dtj_trainer.serving.loaded_model import load
-from dtj_trainer.serving.parity import Comparison, compare
 from dtj_trainer.serving.places import FolderPlace
 from dtj_trainer.torch import saved_model
 from dtj_trainer.torch.models import build
@@ -117,7 +116,7 @@ def test_pictures_get_the_probabilities_of_the_trained_model(exported: Path) -> 
     values, _ = pictures(5, 2000)
     files = [file_of(value) for value in values]
     files.append(file_of(np.random.default_rng(1).integers(0, 256, (3, 90, 120)).astype(np.uint8), "JPEG"))
-    in_training = np.stack([pixels_of(file, Form(28, 1), where="") for file in files])
+    in_training = np.stack([pixels_of(file, PictureForm(28, 1), where="") for file in files])
     wanted = functional.softmax(torch.from_numpy(logits_of(exported, in_training)), 1).numpy()
     with served(f"m={exported}") as client:
         for file, probabilities in zip(files, wanted, strict=True):
@@ -200,9 +199,7 @@ def test_the_model_of_a_run_is_exported_where_it_is_and_served(job: Path, tmp_pa
 def test_the_options_of_the_page_are_those_of_the_server() -> None:
     rows = re.findall(r"^\| `(--[a-z-]+)` \| (\S*) ?\| ", PAGE, re.MULTILINE)
     options = {
-        action.option_strings[-1]: action
-        for action in serve_options.parser()._actions
-        if action.option_strings
+        action.option_strings[-1]: action for action in serve.parser()._actions if action.option_strings
     }
     assert [name for name, _ in rows] == [name for name in options if name != "--help"]
     shown = {name: default for name, default in rows if default not in ("", "processors")}
@@ -215,7 +212,7 @@ from pathlib import Path
 import numpy as np
 from dtj_trainer.keras import models, saved_model
 from dtj_trainer.serving import export
-from dtj_trainer.serving.facts import Given
+from dtj_trainer.serving.export import Given
 import keras
 
 folder = Path(sys.argv[1])
@@ -363,7 +360,7 @@ def test_options_that_can_not_be_are_told(words: dict[str, str], said: str) -> N
     with pytest.raises(NotExportable) as refused:
         read_given(**{**nothing, **words}, invert=False)
     assert said in str(refused.value)
-    with pytest.raises(NotExportable, match="the preprocessing can't be: range"):
+    with pytest.raises(NotExportable, match="the preprocessing is not valid: range"):
         described({}, Given(range=(1.0, 0.0)), GREY, "torch", None)
     with pytest.raises(NotExportable, match="one input of square pictures"):
         described({}, Given(invert=True), (Input("float32", (7,)),), "torch", None)

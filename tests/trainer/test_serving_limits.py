@@ -19,7 +19,7 @@ from tests.trainer.conftest import until
 from tests.trainer.hostile_requests import bomb, scan_bomb
 from tests.trainer.served_models import Client, file_of, pixels, served, write_model
 
-from dtj_trainer.serving.encodings import Unpacker
+from dtj_trainer.serving.bodies import Unpacker
 
 MIB = 1 << 20
 
@@ -87,7 +87,7 @@ def test_a_picture_with_too_many_pixels_is_not_decoded(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[int] = []
-    monkeypatch.setattr("dtj_trainer.serving.pictures.pixels_of", lambda *_, **__: decoded.append(1))
+    monkeypatch.setattr("dtj_trainer.serving.predictions.pixels_of", lambda *_, **__: decoded.append(1))
     file = bomb(20_000)
     assert len(file) < 60_000
     answer = client("PUT", "/predictions/m", file)
@@ -103,7 +103,7 @@ def test_a_jpeg_with_too_many_scans_is_not_decoded(client: Client, monkeypatch: 
     """36 KB of them take seconds of a processor, and a whole body half an hour."""
     assert client("PUT", "/predictions/m", scan_bomb(20, 40)).status == 200
     monkeypatch.setattr(
-        "dtj_trainer.serving.pictures.pixels_of", lambda *_, **__: pytest.fail("it is decoded")
+        "dtj_trainer.serving.predictions.pixels_of", lambda *_, **__: pytest.fail("it is decoded")
     )
     answer = client("PUT", "/predictions/m", scan_bomb(100, 40))
     assert answer.status == 400
@@ -238,11 +238,10 @@ def test_options_that_can_not_be_are_refused(run_serve: Callable[..., tuple[int,
 def run_serve(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     """The exit code and stderr of a server that does not start."""
     from dtj_trainer.serving.errors import exit_on_error
-    from dtj_trainer.serving.serve import prepared
-    from dtj_trainer.serving.serve_options import read_options
+    from dtj_trainer.serving.serve import read_options, running_server
 
     def run(*words: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended, exit_on_error(), prepared(read_options(words)):
+        with pytest.raises(SystemExit) as ended, exit_on_error(), running_server(read_options(words)):
             pass
         return int(ended.value.code or 0), capsys.readouterr().err
 
@@ -299,7 +298,7 @@ def test_a_bomb_is_not_unpacked_whole(client: Client, pack: Callable[[bytes], by
             return found
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("dtj_trainer.serving.encodings.Unpacker", Counted)
+        patched.setattr("dtj_trainer.serving.bodies.Unpacker", Counted)
         name = "gzip" if pack is gzip.compress else "deflate"
         answer = client("POST", "/predictions/m", packed, Content_Encoding=name)
     assert answer.status == 413

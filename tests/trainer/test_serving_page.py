@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.browser import NoBrowser, grounds, inaccessible, overflow, program, visiting
+from tests.browser import NoBrowser, grounds, inaccessible, overflow, program, until_true, visiting
 from tests.patience import PATIENCE
 from tests.trainer.conftest import until
 from tests.trainer.served_models import (
@@ -36,7 +36,7 @@ from tests.trainer.served_models import (
 )
 
 from dtj_trainer.serving.description import Preprocessing
-from dtj_trainer.serving.pictures import prepared, shown
+from dtj_trainer.serving.predictions import prepared, shown
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, FilePayload, Page
@@ -212,7 +212,7 @@ def test_a_drawing_by_mouse_is_asked_about_after_each_line(browser: Browser, cli
 
 def asked_again(page: Page, before: str) -> None:
     """Wait for the answer about another drawing than the one with this picture."""
-    page.wait_for_function("before => document.querySelector('.saw')?.src !== before", arg=before)
+    until_true(page, "before => document.querySelector('.saw')?.src !== before", before)
     told(page, "^Your drawing: grey says")
 
 

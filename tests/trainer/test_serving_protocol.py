@@ -33,9 +33,9 @@ from tests.trainer.served_models import (
     write_model,
 )
 
-from dtj_trainer.data.formats.images import Form, pixels_of
+from dtj_trainer.data.formats.images import PictureForm, pixels_of
 from dtj_trainer.serving.description import Description, Preprocessing
-from dtj_trainer.serving.pictures import example_of, is_small, prepared
+from dtj_trainer.serving.predictions import example_of, is_small, prepared
 from dtj_trainer.train.model_files import picture_facts
 
 LENGTH = "Inference-Header-Content-Length"
@@ -80,7 +80,7 @@ def test_a_picture_of_any_size_is_prepared_as_in_the_training(
     client: Client, kind: str, shape: tuple[int, int, int]
 ) -> None:
     file = file_of(pixels(5, shape[0], shape[1]), kind)
-    in_training = pixels_of(file, Form(SIZE, 3), where="")
+    in_training = pixels_of(file, PictureForm(SIZE, 3), where="")
     wanted = probabilities_of(in_training, 2)
     answer = client("PUT", "/predictions/colour", file).json
     assert list(answer.values()) == pytest.approx(sorted(wanted, reverse=True)[:5], rel=1e-4)
@@ -96,7 +96,7 @@ def test_a_model_turns_pictures_as_its_training_did() -> None:
         form = Description.from_json(json.dumps(facts).encode()).preprocessing
         assert form is not None
         found[orient] = example_of(written.getvalue(), form, 10**6, np.dtype(np.uint8))[0]
-        in_training = pixels_of(written.getvalue(), Form(SIZE, 3, orient), where="")
+        in_training = pixels_of(written.getvalue(), PictureForm(SIZE, 3, orient), where="")
         np.testing.assert_array_equal(found[orient], in_training)
     assert not np.array_equal(found[True], found[False])
 

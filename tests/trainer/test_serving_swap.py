@@ -36,14 +36,12 @@ from tests.trainer.served_models import (
 
 from dtj_trainer.artifacts.model_manifest import ModelFile, ModelManifest, manifest_of
 from dtj_trainer.artifacts.store import Store
-from dtj_trainer.serving import model_manifest
+from dtj_trainer.serving import places
 from dtj_trainer.serving.description import Description
 from dtj_trainer.serving.errors import ModelDamaged, ModelMissing, StoreUnavailable
-from dtj_trainer.serving.external_data import refuse_external_data
-from dtj_trainer.serving.loaded_model import load
-from dtj_trainer.serving.model_manifest import MAX_BYTES, read_manifest
-from dtj_trainer.serving.places import FolderPlace, find
-from dtj_trainer.serving.serve_options import read_options
+from dtj_trainer.serving.loaded_model import load, refuse_external_data
+from dtj_trainer.serving.places import MAX_MANIFEST_BYTES, FolderPlace, find, read_manifest
+from dtj_trainer.serving.serve import read_options
 
 SWAPS, CLIENTS = 20, 6
 
@@ -249,7 +247,7 @@ def test_a_manifest_is_read_back() -> None:
     manifest = ModelManifest((ModelFile("a", 1, "0" * 64), ModelFile("b/c", 2, "f" * 64)))
     assert read_manifest(manifest.to_json()) == manifest
     with pytest.raises(ModelDamaged, match=r"names no model\.onnx"):
-        model_manifest.file_of(manifest, "model.onnx")
+        places.file_of(manifest, "model.onnx")
     with pytest.raises(ModelDamaged, match="twice"):
         read_manifest(ModelManifest((manifest.files[0],) * 2).to_json())
 
@@ -304,6 +302,6 @@ def test_a_model_in_s3_is_served_and_swapped(job_store: Store, job_uri: str, tmp
         assert steps(client) == 1
         upload(2)
         until(lambda: steps(client) == 2, "the new model answers")
-        job_store.below("model").put_bytes("manifest.json", b" " * (MAX_BYTES + 1))
+        job_store.below("model").put_bytes("manifest.json", b" " * (MAX_MANIFEST_BYTES + 1))
         until(lambda: 'dtj_serve_load_failures_total{model="m"}' in client.metrics, "the server has looked")
         assert client("PUT", "/predictions/m", file_of(pixels(0))).status == 200

@@ -9,11 +9,11 @@ import pytest
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.manifest import StoredFile, StoredLink
 from dtj_trainer.artifacts.size_limit import left_out
+from dtj_trainer.artifacts.snapshot import read_index
 
 
 def stored(*names: str, size: int = 10, at_once: bool = False) -> list[StoredFile]:
@@ -108,7 +108,8 @@ def test_the_bucket_of_a_program_that_keeps_all_has_the_newest(
     sent = [request for request in run.requests if request.startswith("put ") and request.endswith("/w")]
     assert len(sent) == 8, "what is left out is not sent again"
     assert (
-        "the checkpoint leaves out c-1 and 0 more, because of DTJ_CHECKPOINTS_KEEP_BYTES=250" in caplog.text
+        "the checkpoint leaves out c-1 and 0 more, to stay within DTJ_CHECKPOINTS_KEEP_BYTES=250"
+        in caplog.text
     )
     # What the program writes again comes back.
     assert run.save("c-2/w", 90) == ["c-2", "c-2/w", "c-8", "c-8/w"]
@@ -122,5 +123,6 @@ def test_a_limit_that_the_newest_files_exceed_is_told_once(
     run.save("best.pt")
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert told == [
-        "the newest files of each kind alone have 100 bytes, more than DTJ_CHECKPOINTS_KEEP_BYTES=50"
+        "the checkpoint is too large: the newest files of each kind have 100 bytes, more than "
+        "DTJ_CHECKPOINTS_KEEP_BYTES=50"
     ]

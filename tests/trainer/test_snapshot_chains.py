@@ -18,12 +18,12 @@ import pytest
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.manifest import Manifest
 from dtj_trainer.artifacts.restore import ALL, Lineage, restore
 from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.snapshot import read_index
 
 CHAINS = int(os.environ.get("DTJ_TEST_CHAINS", "6"))
 ATTEMPTS = 6

@@ -22,8 +22,8 @@ import pytest
 from tests.patience import PATIENCE
 from tests.trainer.conftest import Workspace, free_ports, has, until
 
-from dtj_trainer.launch import stacks
-from dtj_trainer.launch.running_programs import RunningPrograms
+from dtj_trainer.launch import status_server
+from dtj_trainer.launch.processes import RunningPrograms
 
 HANGS = """
 import subprocess, sys, threading
@@ -142,9 +142,9 @@ def hung(hanging: Path):
 
 
 def test_without_py_spy_the_kernel_tells_what_each_thread_waits_for(hung, monkeypatch) -> None:
-    monkeypatch.setattr(stacks, "_py_spy", lambda: None)
+    monkeypatch.setattr(status_server, "_py_spy", lambda: None)
 
-    text = stacks.stacks_of(hung.pid)
+    text = status_server.stacks_of(hung.pid)
 
     first = text.split("== process ")[1]
     assert "no Python stack: py-spy is not installed here" in first
@@ -154,26 +154,26 @@ def test_without_py_spy_the_kernel_tells_what_each_thread_waits_for(hung, monkey
 
 def test_a_process_that_is_stopped_is_read_and_left_as_it_is(hung) -> None:
     os.kill(hung.pid, signal.SIGSTOP)
-    until(lambda: stacks._state(hung.pid) == "T", "it is stopped")
+    until(lambda: status_server._state(hung.pid) == "T", "it is stopped")
 
-    text = stacks.stacks_of(hung.pid)
+    text = status_server.stacks_of(hung.pid)
 
     assert "waits_for_a_lock_that_nobody_gives_back" in text.split("== process ")[1]
-    assert stacks._state(hung.pid) == "T"
+    assert status_server._state(hung.pid) == "T"
 
 
 def test_a_py_spy_that_hangs_is_ended_and_the_process_goes_on(hung, monkeypatch, tmp_path) -> None:
     slow = tmp_path / "py-spy"
     slow.write_text("#!/bin/sh\nkill -STOP $3\nexec sleep 300\n")
     slow.chmod(0o755)
-    monkeypatch.setattr(stacks, "_py_spy", lambda: str(slow))
-    monkeypatch.setattr(stacks, "PROCESS_SECONDS", 0.5)
+    monkeypatch.setattr(status_server, "_py_spy", lambda: str(slow))
+    monkeypatch.setattr(status_server, "PROCESS_SECONDS", 0.5)
 
-    text = stacks.stacks_of(hung.pid)
+    text = status_server.stacks_of(hung.pid)
 
     assert "timed out after" in text
     assert "(python" in text
-    until(lambda: stacks._state(hung.pid) == "S", "it goes on")
+    until(lambda: status_server._state(hung.pid) == "S", "it goes on")
 
 
 def test_a_program_that_has_ended_leaves_no_file(tmp_path: Path) -> None:
@@ -181,16 +181,16 @@ def test_a_program_that_has_ended_leaves_no_file(tmp_path: Path) -> None:
     programs.began("0", 1)
     programs.ended("0")
 
-    stacks.Stacks(tmp_path, programs).ask()
+    status_server.Stacks(tmp_path, programs).ask()
 
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_stall_soon_after_the_first_has_stacks_of_its_own(hung, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(stacks, "INTERVAL_SECONDS", 1.0)
+    monkeypatch.setattr(status_server, "INTERVAL_SECONDS", 1.0)
     programs = RunningPrograms()
     programs.began("0", hung.pid)
-    asked = stacks.Stacks(tmp_path, programs)
+    asked = status_server.Stacks(tmp_path, programs)
 
     for name in ("stacks-0-1.txt", "stacks-0-2.txt"):
         asked.ask()
@@ -202,11 +202,13 @@ def waits_after_requests(monkeypatch, folder: Path, *times: float) -> list[float
     """Ask at these times; return the seconds that each dump waits for its start."""
     clock, waits = iter(times), []
     timer = SimpleNamespace(start=lambda: None)
-    monkeypatch.setattr(stacks, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(status_server, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(
-        stacks, "threading", SimpleNamespace(Lock=Lock, Timer=lambda wait, *_: waits.append(wait) or timer)
+        status_server,
+        "threading",
+        SimpleNamespace(Lock=Lock, Timer=lambda wait, *_: waits.append(wait) or timer),
     )
-    asked = stacks.Stacks(folder, RunningPrograms())
+    asked = status_server.Stacks(folder, RunningPrograms())
     for _ in times:
         asked.ask()
     return waits
@@ -218,5 +220,5 @@ def test_requests_that_wait_share_a_dump(monkeypatch, tmp_path) -> None:
 
 
 def test_after_many_dumps_the_next_ones_are_rare(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(stacks, "MANY", 2)
+    monkeypatch.setattr(status_server, "MANY", 2)
     assert waits_after_requests(monkeypatch, tmp_path, 100.0, 200.0, 300.0) == [0.0, 0.0, 3500.0]

@@ -22,10 +22,9 @@ from tests.patience import PATIENCE
 from tests.trainer.conftest import free_ports, until
 
 from dtj_trainer import contract
-from dtj_trainer.launch import start_barrier
-from dtj_trainer.launch.peers import PeersUnreachable
+from dtj_trainer.launch import peers, pod_connections
+from dtj_trainer.launch.peers import PeersUnreachable, PortTaken, StartBarrier
 from dtj_trainer.launch.settings import Settings, read_settings
-from dtj_trainer.launch.start_barrier import PortTaken, StartBarrier
 
 WAIT = 30 * PATIENCE
 
@@ -112,7 +111,7 @@ def test_the_pod_of_rank_0_may_be_the_last(port, pods):
 
 def test_the_others_wait_for_a_pod_of_rank_0_that_still_restores(port, pods, monkeypatch):
     """Its time limit begins when it is ready itself, and the others hear that it lives."""
-    monkeypatch.setattr(start_barrier, "LOG_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(peers, "LOG_EVERY_SECONDS", 0.1)
     restoring = StartBarrier(settings_of(port, 0, 3, timeout=1), pods.given_up.is_set)
     restoring.open()
     with connect(port) as one:
@@ -181,7 +180,7 @@ def test_a_refused_pod_says_so(port, pods):
 
 
 def test_garbage_on_the_port_disturbs_nobody(port, pods, monkeypatch):
-    monkeypatch.setattr(start_barrier, "HELLO_SECONDS", 1.0)
+    monkeypatch.setattr(pod_connections, "HELLO_SECONDS", 1.0)
     host = pods.start(settings_of(port, 0, 2))
     silent = connect(port)
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 5000, b"{}\n", b"\xff\n", hello(1)[:-1] + b" \n"):
@@ -218,7 +217,7 @@ def test_a_line_may_come_in_pieces_and_a_pod_may_come_again(port, pods):
 def test_a_pod_may_come_again_at_the_moment_its_first_connection_ends(port):
     """The selector returns both connections at once, and the line on the second one drops the first one."""
     first, again = socket.socket(), socket.socket()
-    pod_0 = start_barrier.Host(settings_of(port, 0, 3), 3, threading.Event())
+    pod_0 = peers.BarrierHost(settings_of(port, 0, 3), 3, threading.Event())
 
     def come_again() -> None:
         again.sendall(hello(1))
@@ -235,7 +234,7 @@ def test_a_pod_may_come_again_at_the_moment_its_first_connection_ends(port):
 
     def next_step() -> bool:
         nonlocal expected
-        if (len(pod_0._arrived), len(pod_0._strangers)) != expected:
+        if (len(connections.pods), len(connections._strangers)) != expected:
             return False
         if not steps:
             return True
@@ -243,14 +242,15 @@ def test_a_pod_may_come_again_at_the_moment_its_first_connection_ends(port):
         step()
         return False
 
-    with again, socket.create_server(("127.0.0.1", port)) as listener, pod_0:
-        pod_0.wait(listener, next_step)
-        assert pod_0._arrived[1].socket.getpeername() == again.getsockname()
+    listener = socket.create_server(("127.0.0.1", port))
+    with again, pod_connections.PodConnections(listener, pod_0.hellos.get, 3) as connections:
+        pod_0.wait(connections, next_step)
+        assert connections._of_pods[1].socket.getpeername() == again.getsockname()
 
 
 def test_strangers_do_not_take_the_descriptors_of_the_pods(port, pods, monkeypatch):
-    monkeypatch.setattr(start_barrier, "HELLO_SECONDS", 1000.0)
-    monkeypatch.setattr(start_barrier, "_SPARE_FILES", 8)
+    monkeypatch.setattr(pod_connections, "HELLO_SECONDS", 1000.0)
+    monkeypatch.setattr(pod_connections, "_STRANGERS", 6)
     host = pods.start(settings_of(port, 0, 2))
     strangers = [connect(port) for _ in range(20)]
     for stranger in strangers:
@@ -283,7 +283,7 @@ def test_a_line_without_an_end_is_not_waited_for(port, pods):
 
 @pytest.mark.parametrize("silent", [True, False], ids=["a stopped process", "a proxy without a server"])
 def test_a_connection_without_a_line_is_no_answer(port, pods, monkeypatch, silent):
-    monkeypatch.setattr(start_barrier, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(peers, "SILENCE_SECONDS", 0.1)
     accepted = []
 
     def accepts() -> None:
@@ -319,7 +319,7 @@ def test_a_pod_that_goes_is_waited_for_anew(port, pods):
 
 
 def test_those_who_wait_hear_who_is_missing(port, pods, monkeypatch, caplog):
-    monkeypatch.setattr(start_barrier, "LOG_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(peers, "LOG_EVERY_SECONDS", 0.1)
     pods.start(settings_of(port, 0, 3))
     with connect(port) as one:
         one.sendall(hello(1))
@@ -367,7 +367,8 @@ def test_thousands_of_pods_meet_on_one_selector(port, pods):
 
 def test_the_pod_of_rank_0_raises_its_file_limit_for_the_wait():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with start_barrier.Host(settings_of(1, 0, soft + 1), soft + 1, threading.Event()):
+    listener = socket.create_server(("127.0.0.1", 0))
+    with pod_connections.PodConnections(listener, lambda _: None, soft + 1):
         raised, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         assert raised == (soft + 1 + 128 if hard == resource.RLIM_INFINITY else min(soft + 129, hard))
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)

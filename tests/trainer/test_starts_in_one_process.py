@@ -11,8 +11,8 @@ from collections.abc import Callable
 from tests.trainer.conftest import Workspace, free_ports
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.segments import segments_of
+from dtj_trainer.artifacts.snapshot import read_index
 from dtj_trainer.artifacts.store import Store
 
 STARTS = int(os.environ.get("DTJ_TEST_STARTS", "16"))
@@ -51,7 +51,7 @@ AGENT = """
 import ctypes, gc, json, os, signal, sys, threading, time
 from collections import Counter
 import psutil
-from dtj_trainer.launch.descendants import adopt_orphans
+from dtj_trainer.launch.processes import adopt_orphans
 from dtj_trainer.launch.replica import run_replica
 from dtj_trainer.launch.settings import read_settings
 program, starts = sys.argv[1], int(sys.argv[2])

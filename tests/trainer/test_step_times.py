@@ -6,14 +6,14 @@ import statistics
 
 import pytest
 
-from dtj_trainer.train import step_times
-from dtj_trainer.train.step_times import REPORTED_RANKS, StepTimes, slowest
+from dtj_trainer.train import loop
+from dtj_trainer.train.loop import REPORTED_RANKS, StepTimes, slowest
 
 
 def test_figures_are_mean_and_sample_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [0.25, 0.5, 0.125, 1.0]
     moments = iter([moment for each in seconds for moment in (100.0, 100.0 + each)])
-    monkeypatch.setattr(step_times.time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr(loop.time, "monotonic", lambda: next(moments))
     times = StepTimes()
     for _ in seconds:
         times.begin()

@@ -27,7 +27,7 @@ import pytest
 from tests.trainer.conftest import REPOSITORY, Launched, ObjectStore, Workspace, until
 from tests.trainer.store_faults import Fault, FaultyStore, faulty_store
 
-from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts.snapshot import read_index
 from dtj_trainer.artifacts.store import Store
 
 SCRIPT = """
@@ -286,7 +286,7 @@ def test_a_signal_during_the_last_upload(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "from dtj_trainer import contract\n"
         "contract.TERMINATION_GRACE_SECONDS = 13\n"
-        "from dtj_trainer.artifacts.pod_sync import PodSync\n"
+        "from dtj_trainer.artifacts.sync import PodSync\n"
         "finish = PodSync.finish\n"
         "def told(*given, **named):\n"
         "    print('last upload', flush=True)\n"

@@ -14,9 +14,8 @@ import pytest
 
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.contract.torch_output import Raised, raised
-from dtj_trainer.launch.failure import classify
+from dtj_trainer.launch.failure import FailedRank, classify, explain, failed_ranks
 from dtj_trainer.launch.program import ProgramEnd
-from dtj_trainer.launch.torch_failure import FailedRank, explain, failed_ranks
 
 GLOO = "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
 CLOSED = f"{GLOO}pair.cc:553] Connection closed by peer [127.0.0.1]:12471. This is typically caused by."

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.trainer.conftest import until
+from tests.trainer.conftest import pod_variable, until
 from tests.trainer.torch_pods import torch_pods
 from tests.trainer.tracked_jobs import UID, FakeServer, attempt, tracked, two_restarts
 
@@ -59,7 +61,7 @@ def test_programs_run_without_a_server(make_workspace, server):
     assert run.ended(90) == 4
 
     assert "run None None\n" in run.output
-    assert f"{server.uri} does not take the run, and is asked again" in run.output
+    assert f"{server.uri} does not take the metrics, and is asked again" in run.output
 
 
 def test_only_rank_0_has_the_run(make_workspace, server):
@@ -119,3 +121,19 @@ def test_the_training_goes_on_when_the_process_is_killed(make_workspace, server,
     go.touch()
 
     assert run.ended(90) == 0
+
+
+def test_restarts_in_place_are_a_metric(make_workspace, server):
+    server.start()
+    pod = tracked(make_workspace, server.uri)
+    told = [{"begin": {}}, {"restarts": 2}, {"end": "FINISHED"}]
+    subprocess.run(
+        [sys.executable, "-m", "dtj_trainer.tracking"],
+        input="".join(f"{json.dumps(each)}\n" for each in told),
+        text=True,
+        env={**os.environ, **pod_variable(pod.environment), **pod.environment},
+        check=True,
+        timeout=90,
+    )
+    counts = [(value, step) for name, value, _, step in server.run["metrics"] if name == "restarts_in_place"]
+    assert counts == [(2, 1)]

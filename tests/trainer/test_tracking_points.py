@@ -9,11 +9,10 @@ import pytest
 
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.tracking import lines
-from dtj_trainer.tracking.job_params import options_of
 from dtj_trainer.tracking.lines import LocalFiles, StoredFiles, next_lines
 from dtj_trainer.tracking.points import Point, params_of, points_of
-from dtj_trainer.tracking.run import Run, document, find_run, stored_run
 from dtj_trainer.tracking.settings import TrackerSettings, read_tracker_settings
+from dtj_trainer.tracking.tracker import Run, document, find_run, options_of, stored_run
 
 TIME, MILLISECONDS = "2026-11-25T10:00:15.250Z", 1795600815250
 TRAIN = {

@@ -30,7 +30,7 @@ from dtj_trainer.artifacts.model_manifest import manifest_of
 from dtj_trainer.contract.distribution import install_line
 from dtj_trainer.data.pictures import load_pictures
 from dtj_trainer.progress import read as read_progress
-from dtj_trainer.serving.model_manifest import read_manifest
+from dtj_trainer.serving.places import read_manifest
 from dtj_trainer.torch import saved_model
 from dtj_trainer.torch.models import MODELS
 from dtj_trainer.train import export_process, model_files

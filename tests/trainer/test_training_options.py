@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.data.sharding import Sharding
-from dtj_trainer.torch import switches
-from dtj_trainer.torch.model import TorchModel, TorchSaver
+from dtj_trainer.torch import model
+from dtj_trainer.torch.model import Precision, TorchModel, TorchSaver
 from dtj_trainer.torch.models import MODELS
-from dtj_trainer.torch.precision import Precision
 from dtj_trainer.torch.ranks import GradientAveraging, TensorRanks
-from dtj_trainer.train.options import OPTIMIZERS, Options, parse
+from dtj_trainer.train.options import OPTIMIZERS, TrainingOptions, parse
 from dtj_trainer.train.protocols import Position
 from dtj_trainer.train.schedule import Ramp, Schedule
 
@@ -78,11 +77,11 @@ class TorchThreadRanks(ThreadRanks, TensorRanks):
     def first(self, tensor: Tensor, name: str) -> Tensor:
         return self.exchange(name, tensor.clone())[0]  # type: ignore[no-any-return]
 
-    def overwrite(self, tensors: Mapping[str, Tensor]) -> None:
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         raise NotImplementedError
 
 
-def options(*given: str) -> Options:
+def options(*given: str) -> TrainingOptions:
     return parse(
         ["--data=none", *given],
         "program",
@@ -200,9 +199,9 @@ def test_channels_last_changes_the_layout_and_nothing_else() -> None:
 def test_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     try:
-        switches.set_algorithms(options("--deterministic"))
+        model.set_algorithms(options("--deterministic"))
         assert torch.are_deterministic_algorithms_enabled()
-        switches.set_algorithms(options("--cudnn-benchmark"))
+        model.set_algorithms(options("--cudnn-benchmark"))
         assert torch.backends.cudnn.benchmark
     finally:
         torch.use_deterministic_algorithms(mode=False)
@@ -301,9 +300,7 @@ def test_a_step_of_each_network_on_two_ranks(name: str) -> None:
 
 
 @pytest.mark.nets
-@pytest.mark.skipif(
-    not any(map(shutil.which, switches._COMPILERS)), reason="torch.compile needs a C++ compiler"
-)
+@pytest.mark.skipif(not any(map(shutil.which, model._COMPILERS)), reason="torch.compile needs a C++ compiler")
 def test_a_compiled_network_trains_the_same() -> None:
     assert difference(trained("--compile"), trained()) < 1e-5
 

@@ -22,8 +22,8 @@ from tests.trainer.drawn_axes import RECORD, SERIES, STEPS, check
 from tests.trainer.ui_jobs import HOSTILE, Ui, served
 from tests.unit.support.training_runs import content, line
 
-from dtj.cli.run_pages import page_of
 from dtj.report.run import Run, read_metrics
+from dtj.views.runs import page_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, Route

@@ -117,7 +117,7 @@ def test_past_jobs_have_ranks_and_stacks(ui: Ui) -> None:
 
 def test_the_api_describes_them(ui: Ui) -> None:
     schemas = ui("/api/v1/openapi.json").json["components"]["schemas"]
-    assert {"Utilisation", "RankRow", "Stacks", "StackText"} <= schemas.keys()
+    assert {"UtilisationAnswer", "RankRow", "StacksAnswer", "StackText"} <= schemas.keys()
 
 
 def open_job(page: Page, name: str) -> None:

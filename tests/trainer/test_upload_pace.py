@@ -5,10 +5,9 @@ import threading
 import pytest
 from tests.trainer.conftest import pod_variable
 
-from dtj_trainer.artifacts import pace as paces
-from dtj_trainer.artifacts.pace import CONNECTIONS, CONNECTIONS_BESIDE_PROGRAM, Pace, Reservations
-from dtj_trainer.artifacts.pod_sync import PodSync
-from dtj_trainer.artifacts.sync_settings import SyncSettings
+from dtj_trainer.artifacts import s3 as paces
+from dtj_trainer.artifacts.s3 import CONNECTIONS, CONNECTIONS_BESIDE_PROGRAM, Pace, Reservations
+from dtj_trainer.artifacts.sync import PodSync, SyncSettings
 from dtj_trainer.launch.settings import SettingsError, read_settings
 
 
@@ -49,7 +48,7 @@ def test_a_pod_s_uploads_are_gentle_until_its_program_ends(job_uri, tmp_path, en
             super().__init__(**settings)  # type: ignore[arg-type]
             made.append(self)
 
-    monkeypatch.setattr("dtj_trainer.artifacts.pod_sync.Pace", Noted)
+    monkeypatch.setattr("dtj_trainer.artifacts.sync.Pace", Noted)
     settings = SyncSettings(tmp_path, tmp_path, job_uri, "other", 1, "Auto", 3, 1.0)
     sync = PodSync(settings, lambda _: None)
     sync.make_folders()

@@ -29,20 +29,26 @@ from dtj_trainer.artifacts.store import Store
 from dtj_trainer.launch.cgroups import Usage, usage
 from dtj_trainer.launch.settings import Settings, read_settings
 from dtj_trainer.launch.status_server import prometheus_text
-from dtj_trainer.utilisation.figures import Sample, gauges, pause, row, sample, scalars, totals
-from dtj_trainer.utilisation.gpus import Gpus
-from dtj_trainer.utilisation.processes import by_program, no_rank
+from dtj_trainer.utilisation.figures import (
+    Recorder,
+    Sample,
+    Sampler,
+    gauges,
+    pause,
+    row,
+    sample,
+    scalars,
+    totals,
+)
 from dtj_trainer.utilisation.readings import (
+    Counters,
     DiskReading,
     GpuReading,
     ProcessReading,
     ProgramReading,
-    Reading,
     summed,
 )
-from dtj_trainer.utilisation.recorder import Recorder
-from dtj_trainer.utilisation.sampler import Sampler
-from dtj_trainer.utilisation.sources import Sources
+from dtj_trainer.utilisation.sources import Gpus, Sources, by_program, no_rank
 
 # --- processes ---------------------------------------------------------------------------------
 
@@ -71,10 +77,10 @@ def test_a_sum_with_an_unknown_part_is_unknown() -> None:
 
 # --- figures -----------------------------------------------------------------------------------
 
-BEFORE = Reading(
+BEFORE = Counters(
     100.0, {"0": ProgramReading(10, 2, 50.0, 1000, 900, 10_000, 500)}, Usage(60.0, 4.0, 2000, 8000)
 )
-NOW = Reading(
+NOW = Counters(
     110.0,
     {"0": ProgramReading(10, 3, 65.0, 1500, 1200, 10_000, 2500)},
     Usage(80.0, 4.0, 3000, 8000),
@@ -153,7 +159,7 @@ def test_a_line_has_what_is_known() -> None:
         "diskBytes": 50,
         "gpus": {"0": {"utilisation": 0.93, "memoryUsedBytes": 40, "memoryBytes": 80, "powerWatts": 312.5}},
     }
-    bare = sample(Reading(0.0, {}), Reading(1.0, {"ps-0": replace(PROGRAM, pss=None)}))
+    bare = sample(Counters(0.0, {}), Counters(1.0, {"ps-0": replace(PROGRAM, pss=None)}))
     assert set(row(bare, time="", pod="ps-0", attempt=1)["programs"]["ps-0"]) == {  # type: ignore[index]
         *("cpuCores", "processes", "rssBytes", "readBytes", "writtenBytes")
     }

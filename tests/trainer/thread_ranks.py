@@ -21,7 +21,7 @@ from dtj_trainer.data.stored_examples import SKIPPED
 from dtj_trainer.train import loop as training
 from dtj_trainer.train import pictures as picture_training
 from dtj_trainer.train.file_saver import FileSaver
-from dtj_trainer.train.options import Options, parse
+from dtj_trainer.train.options import TrainingOptions, parse
 from dtj_trainer.train.protocols import PictureModel, Ranks, Tested
 from dtj_trainer.train.stop import EXIT_CODE
 
@@ -74,7 +74,7 @@ class Numbers(PictureModel[np.ndarray], FileSaver):
     file = "state.zip"
     _ranks: ThreadRanks
 
-    def __init__(self, options: Options, ranks: ThreadRanks) -> None:
+    def __init__(self, options: TrainingOptions, ranks: ThreadRanks) -> None:
         FileSaver.__init__(self, options, EXAMPLES, ranks)
         self.rank = ranks.rank
         self.weight, self.statistic = 0.0, 0.0

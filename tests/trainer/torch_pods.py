@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from tests.trainer.conftest import Workspace, free_ports
+from tests.trainer.conftest import PODS, Workspace, free_ports
+
+from dtj_trainer import contract
 
 
 def torch_pods(
@@ -13,10 +16,16 @@ def torch_pods(
     slots: int = 1,
     *,
     by_command: bool = False,
+    rounds: contract.Rounds | None = None,
     **more: str,
 ) -> list[Workspace]:
-    """The workspaces of a job's pods. `by_command`: the job's command starts the ranks, as torchrun does."""
-    master, barrier = free_ports(2)
+    """The workspaces of a job's pods. `by_command`: the job's command starts the ranks, as torchrun does. `rounds`:
+    set where the ranks may be restarted in place.
+    """
+    master, barrier, peers = free_ports(3)
+    others = contract.Peers("{}.invalid", {"worker": pods}) if rounds else None
+    pod = replace(PODS["TorchDistributed", "worker"], slots=slots, rounds=rounds, peers=others)
+    of_rounds = {contract.ENV_RESTORE_PEERS: f"loopback:{peers}"} if rounds else {}
     return [
         make_workspace(
             f"pod{index}",
@@ -34,6 +43,8 @@ def torch_pods(
                 "OMP_NUM_THREADS": "1",
                 **({"DTJ_START_BARRIER": f"127.0.0.1:{barrier}"} if pods > 1 else {}),
                 "GROUP_RANK": str(index),
+                **({contract.ENV_POD: replace(pod, index=index).to_json()} if rounds else {}),
+                **of_rounds,
                 **(_of_torchrun(index, pods, slots, master) if by_command or slots == 1 else {}),
                 **({} if by_command else _of_ranks(index, pods, slots)),
                 **more,

@@ -88,7 +88,7 @@ def attempt(steps: range, exit_code: int = 0, wait_for: Path | None = None) -> s
     wait = f"while not os.path.exists({str(wait_for)!r}): time.sleep(0.05)" if wait_for else ""
     return f"""
 import os, sys, time
-from dtj_trainer.train.metrics import MetricsFile
+from dtj_trainer.train.report import MetricsFile
 metrics = MetricsFile(2)
 print("run", os.environ.get("MLFLOW_RUN_ID"), os.environ.get("MLFLOW_TRACKING_URI"), flush=True)
 metrics.add("start", {{"step": {steps.start}, "model": "cnn", "batchSize": 64}})

@@ -18,24 +18,23 @@ import yaml
 from typer.testing import CliRunner
 
 from dtj.api.crd import custom_resource_definition
-from dtj.api.job import Job, Manifest
-from dtj.api.names import host_name
-from dtj.api.pod_template import TRAINER_CONTAINER
+from dtj.api.job import Job
+from dtj.api.pod_template import program_of
+from dtj.api.shape import Replica, shape_of
 from dtj.api.strategies import RULES
 from dtj.api.strategy import Role, Starter, StrategyRules
 from dtj.api.validation import faults
-from dtj.cli.job_text import Answers, job_text
 from dtj.cli.main import app
-from dtj.client.log_source import Selection
-from dtj.client.views import LogQuery
-from dtj.plan.job import plan_job
-from dtj.plan.model import Plan, Replica
-from dtj.plan.pods import headless_service, replica_pod, replicas
-from dtj.plan.start import START, config_map
-from dtj.plan.strategies import PLANS, register
+from dtj.client.logs import LogSelection
+from dtj.client.objects import LogQuery
+from dtj.plan.job import PLANS, plan_job, register
+from dtj.plan.model import Plan
+from dtj.plan.pods import headless_service, ranks_info
+from dtj.plan.recipe import Recipe, address
+from dtj.plan.start import config_map
 from dtj.report.run import Run, read_metrics
 from dtj.report.summary import summarise
-from dtj_trainer.contract import PodInfo
+from dtj.views.job_text import Answers, job_text
 from tests.unit.support import job_machine
 from tests.unit.support.jobs import job, manifest
 from tests.unit.support.kubelet import Kubelet
@@ -60,31 +59,22 @@ SYMMETRIC = StrategyRules(
 
 
 def symmetric_plan(job: Job) -> Plan:
-    worker = job.spec.replica_specs.given()["worker"]
-    pods = replicas(job, "worker", worker.replicas, max(job.status.attempt, 1))
+    worker, shape = job.spec.worker, shape_of(job)
 
-    def pod(replica: Replica) -> Manifest:
-        env = {
-            "COORDINATOR": f"{host_name(job.name, job.namespace, 'worker', 0)}:{PORT}",
-            "PROCESSES": str(worker.replicas),
-            "PROCESS": str(replica.index),
-        }
-        info = PodInfo(
-            role="worker", index=replica.index, slots=1, part="primary", restores=True, reads_data=True
+    def recipe(replica: Replica) -> Recipe:
+        return Recipe(
+            spec=worker,
+            info=ranks_info(job, "worker", replica.index, pods=worker.replicas),
+            program=program_of(job.spec, worker),
+            environment={
+                "COORDINATOR": address(shape.reporter, PORT),
+                "PROCESSES": str(worker.replicas),
+                "PROCESS": str(replica.index),
+            },
+            ports={"coordinator": PORT},
         )
-        container = {"name": TRAINER_CONTAINER, "ports": [{"containerPort": PORT}]}
-        command, extra = [*START, *job.spec.command], {"containers": [container]}
-        return replica_pod(job, replica, worker, info, command=command, env=env, extra=extra)
 
-    return Plan(
-        service=headless_service(job),
-        config=config_map(job, {}),
-        ssh_secret=None,
-        stages=(pods,),
-        pod=pod,
-        decisive=(pods[0].name,),
-        reporter=pods[0].name,
-    )
+    return Plan(shape=shape, service=headless_service(job), config=config_map(job, {}), recipe=recipe)
 
 
 @pytest.fixture(autouse=True)
@@ -108,10 +98,12 @@ def test_it_is_validated_and_named_in_the_crd() -> None:
 
 def test_it_is_planned_written_shown_and_reported() -> None:
     given = job(**SPEC)
-    assert [replica.name for replica in plan_job(given).replicas] == [f"mnist-worker-{n}" for n in range(3)]
+    assert [replica.name for replica in plan_job(given).shape.replicas] == [
+        f"mnist-worker-{n}" for n in range(3)
+    ]
     assert "  strategy: Symmetric\n" in job_text(Answers(strategy="Symmetric", workers=3))
     assert SYMMETRIC.ranks_of(given.spec, "worker", 2) == range(2, 3)
-    logs = Selection(given, LogQuery(rank=1))
+    logs = LogSelection(given, LogQuery(rank=1))
     assert [index for index in range(3) if logs.has_pod("worker", index)] == [1]
     assert logs.files(["worker-0", "worker-1", "worker-2"]) == ["worker-1"]
     rows = read_metrics(content([line("train", 1, 1, worldSize=3)])).rows
@@ -138,7 +130,9 @@ else:
 """
 
 
-def test_it_runs_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_runs_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("DTJ_HOME", str(tmp_path))
     file = tmp_path / "job.yaml"
     command = [sys.executable, "-c", PROGRAM]
@@ -147,6 +141,7 @@ def test_it_runs_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert result.exit_code == 0, result.output
     assert "heard of process 1 process 2" in result.output
     assert "Succeeded" in result.output
+    assert caplog.text == "", "a pass broke off"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.backoff import retry_transient
 from dtj_trainer.artifacts.history import HistoryWriter
-from dtj_trainer.artifacts.own_store import own_store
-from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.s3 import S3Error, retry_transient
+from dtj_trainer.artifacts.store import own_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +37,8 @@ def main() -> None:
     The termination message says why.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # process 1 ignores it otherwise
+    # process 1 of a container ignores SIGTERM otherwise
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         record(os.environ)
     except ValueError as error:
@@ -79,7 +79,7 @@ def record(environment: Mapping[str, str]) -> bool:
         return written
 
     def on_wait(error: S3Error, delay: float) -> None:
-        log.warning("waits %.1f s for S3: %s", delay, error)
+        log.warning("the record waits %.1f s for S3: %s", delay, error)
 
     written = retry_transient(write, timeout=PATIENCE_SECONDS, on_wait=on_wait)
     log.info("%s says how the job ended", store.uri(contract.END_FILE))

@@ -75,7 +75,7 @@ class RequestServer:
                     threading.Thread(
                         target=self._handle, args=(connection,), name=f"{self._name} request", daemon=True
                     ).start()
-                except RuntimeError:  # No more threads.
+                except RuntimeError:  # The system gives no more threads.
                     connection.close()
                     raise
             except (OSError, RuntimeError) as error:
@@ -83,7 +83,7 @@ class RequestServer:
                 if self._listener.fileno() < 0:
                     return
                 log.debug("a connection to the port of %s failed: %s", self._name, error)
-                time.sleep(_PAUSE_SECONDS)  # For example too many open files.
+                time.sleep(_PAUSE_SECONDS)  # Pause: for example, too many files may be open.
 
     def _handle(self, connection: socket.socket) -> None:
         waiting = [self._requests.release]
@@ -128,7 +128,7 @@ def wait(connection: socket.socket, event: int, deadline: float) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     if not host and socket.has_dualstack_ipv6():
-        with suppress(OSError):  # No IPv6 here.
+        with suppress(OSError):  # This machine may have no IPv6.
             return socket.create_server(
                 ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
             )
@@ -144,5 +144,5 @@ def _read_request(connection: socket.socket) -> bytes:
             block = connection.recv(REQUEST_BYTES)
             received += block
             if not block or len(received) > REQUEST_BYTES:
-                raise ConnectionError("no request")
+                raise ConnectionError("the client sent no complete request")
     return received

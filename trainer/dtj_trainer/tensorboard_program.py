@@ -14,7 +14,7 @@ from types import ModuleType
 
 from dtj_trainer.parent_death import die_with_parent
 
-# Several parts of one run grow at the same time: those of the chief and of the evaluator.
+# Read all event files of a run again: those of the chief and of the evaluator grow at the same time.
 _FLAGS = ("--reload_interval=5", "--reload_multifile=true")
 
 if __name__ == "__main__":

@@ -36,13 +36,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.global.imageRegistry | default .Values.image.registry | trimSuffix "/" -}}
 {{- end }}
 
+{{/* An image in the registry of all images, unless it names a registry. Arguments: the image with or without tag, root. */}}
+{{- define "dtj-operator.inRegistry" -}}
+{{- $registry := include "dtj-operator.registry" (index . 1) -}}
+{{- if and $registry (not (regexMatch "^(localhost|[^/]*[.:][^/]*)/" (index . 0))) }}{{ $registry }}/{{ end -}}
+{{- index . 0 -}}
+{{- end }}
+
 {{/* An image's reference. With a digest the tag stays, for people and `dtj doctor`. Arguments: image, root. */}}
 {{- define "dtj-operator.image" -}}
 {{- $image := index . 0 -}}
 {{- $root := index . 1 -}}
-{{- $registry := include "dtj-operator.registry" $root -}}
-{{- if and $registry (not (regexMatch "^(localhost|[^/]*[.:][^/]*)/" $image.repository)) }}{{ $registry }}/{{ end -}}
-{{- printf "%s:%s" $image.repository ($image.tag | default $root.Chart.AppVersion) -}}
+{{- printf "%s:%s" (include "dtj-operator.inRegistry" (list $image.repository $root)) ($image.tag | default $root.Chart.AppVersion) -}}
 {{- with $image.digest }}@{{ . }}{{ end -}}
 {{- end }}
 

@@ -17,12 +17,16 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from dtj.api.errors import Unusable
+from dtj.api.sentences import pattern, sentence
 
-OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+OBJECT_NAME = pattern(
+    r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+    "a name of lower-case letters, digits, '-' and '.', with a letter or digit at both ends",
+)
 
 
 class _SnakeCase:
-    """What `help` shows of a model: the names of its fields in Python, where pydantic shows those of the file."""
+    """The signature that `help` shows for a model: the Python names of its fields. Pydantic shows the YAML names."""
 
     def __get__(self, _: object, model: type[ApiModel]) -> Signature:
         return Signature(
@@ -58,7 +62,7 @@ class ApiModel(BaseModel):
         except ValidationError as error:
             raise Unusable(f"{type(self).__name__}: {_message(error)}") from None
 
-    # By this mark, pydantic validates a model inside another model without calling `__init__`.
+    # Pydantic reads this attribute. With it, pydantic validates a nested model without a call of `__init__`.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
@@ -69,14 +73,13 @@ class ApiModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_left_out(cls, data: Any) -> Any:
-        """As the API server does with a null that its schema does not allow."""
-        return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
+        """Remove each null. The API server also removes a null that the schema of the CRD does not allow."""
+        if not isinstance(data, dict) or None not in data.values():
+            return data
+        return {key: value for key, value in data.items() if value is not None}
 
 
 def _message(error: ValidationError) -> str:
-    # Imported here: dtj.api.sentences imports the models, which import this module.
-    from dtj.api.sentences import sentence
-
     faults = []
     for item in error.errors(include_url=False):
         wrong = "unknown field" if item["type"] == "extra_forbidden" else sentence(dict(item))
@@ -85,14 +88,14 @@ def _message(error: ValidationError) -> str:
 
 
 def _number(value: Any) -> Any:
-    """As the API server: no text and no truth value, but 2.0 is 2."""
+    """Refuse strings and booleans as whole numbers. The API server does the same, and also takes 2.0 for 2."""
     if isinstance(value, (bool, str)):
         raise PydanticCustomError("whole_number", "must be a whole number, without quotes")
     return value
 
 
 Number = BeforeValidator(_number)
-"""What a field of whole numbers has."""
+"""The validator of fields with whole numbers."""
 
 
 def _int_or_string(value: Any) -> Any:
@@ -104,7 +107,7 @@ def _int_or_string(value: Any) -> Any:
 Quantity = Annotated[
     int | str, BeforeValidator(_int_or_string), WithJsonSchema({"x-kubernetes-int-or-string": True})
 ]
-"""A Kubernetes quantity. `dtj.api.pod_schema.QUANTITY` has its grammar."""
+"""A Kubernetes quantity. `dtj.api.pod_template_rules.QUANTITY` has its grammar."""
 
 
 def model_of(annotation: Any) -> type[ApiModel] | None:

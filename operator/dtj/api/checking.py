@@ -1,24 +1,27 @@
-"""Every fault of a manifest at once: those of its form, and those only code can say of what can still be read."""
+"""Finds all faults of a manifest at once: those of the schema, and those of rules that only code can check.
+
+The rules are also checked on the parts that the schema accepts, while other parts have faults of the schema.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from dtj.api.data_rules import host_path_faults
 from dtj.api.job import MOST_FAULTS, Fault, InvalidJob, Job, Manifest, first_faults, read_job
 from dtj.api.nesting import MOST_LEVELS, TOO_DEEP
 from dtj.api.places import Place
 from dtj.api.shown import key_shown
 from dtj.api.spec import ROLES
 from dtj.api.strategies import RULES
-from dtj.api.validation import faults
+from dtj.api.validation import faults, host_path_faults
 
-# What stands in for a required field that can't be read, so that the others can be judged.
+# Values for required fields that can't be read. With these values, rules can check the other fields.
 _STAND_INS: Manifest = {"strategy": next(iter(RULES)), "image": "unknown", "replicaSpecs": {}}
-# What rules read besides the field that they complain of: nothing is said on the ground of a part that is left out.
+# The fields that a rule reads besides the field that the rule reports. Where such a field can't be read, the fault of
+# the rule may be false, and is not reported.
 _READ_BY = {
     "spec.command": ["spec.args", *(f"spec.replicaSpecs.{role}.template" for role in ROLES)],
     "spec.artifacts": ["spec.artifacts"],
@@ -27,10 +30,16 @@ _READ_BY = {
 }
 
 
-# In the path of a fault of nesting: spec, replicaSpecs, worker, template.
+# The number of keys in the path of a fault about nesting, such as spec.replicaSpecs.worker.template.
 _MOST_KEYS = 4
 MOST_ENTRIES = 20_000
 """The number of fields and list entries that a job may have, at all depths. It bounds the time of a check."""
+TOO_MANY_ENTRIES = Fault(
+    "spec",
+    f"the job has more than {MOST_ENTRIES} fields and entries of lists; keep what is so large in a ConfigMap or in "
+    "the bucket",
+)
+"""The fault of a job with more than MOST_ENTRIES."""
 
 
 def check(
@@ -45,7 +54,7 @@ def check(
     try:
         job = read_job(manifest)
     except InvalidJob as error:
-        # Report the faults of the rest later: so many faults need mending first.
+        # With more than MOST_FAULTS faults of the schema, the message has no room for faults of other rules.
         rest = [] if len(error.faults) > MOST_FAULTS else _faults_of_the_rest(manifest, error.faults)
         return None, first_faults([*error.faults, *rest])
     refused = [] if host_paths is None else host_path_faults(job, host_paths)
@@ -55,8 +64,7 @@ def check(
 def beyond_limits(manifest: Mapping[str, Any]) -> Fault | None:
     """Return the fault of a job with too many or too deeply nested entries; None for any other job."""
     if _has_more_entries(manifest):
-        message = f"the job has more than {MOST_ENTRIES} fields and entries of lists"
-        return Fault("spec", f"{message}; keep what is so large in a ConfigMap or in the bucket")
+        return TOO_MANY_ENTRIES
     if place := _too_deep(manifest):
         steps = (f"[{key}]" if isinstance(key, int) else f".{key_shown(key)}" for key in place)
         return Fault("".join(steps).removeprefix("."), TOO_DEEP, place)
@@ -64,22 +72,23 @@ def beyond_limits(manifest: Mapping[str, Any]) -> Fault | None:
 
 
 def _has_more_entries(manifest: Mapping[str, Any]) -> bool:
-    """Whether the job has more than MOST_ENTRIES, its status not counted. Counting stops at that number."""
+    """Whether the job has more than MOST_ENTRIES entries outside its status. The count stops at that number."""
     waiting: list[Any] = [value for key, value in manifest.items() if key not in ("status", "metadata")]
     metadata = manifest.get("metadata")
     if isinstance(metadata, dict):
         waiting += [metadata.get("labels"), metadata.get("annotations")]
     seen = len(manifest)
     while waiting and seen <= MOST_ENTRIES:
-        children = _children(waiting.pop())
-        seen += len(children)
-        if seen <= MOST_ENTRIES:
-            waiting += children
+        data = waiting.pop()
+        if isinstance(data, (dict, list)):
+            seen += len(data)
+            if seen <= MOST_ENTRIES:
+                waiting += data.values() if isinstance(data, dict) else data
     return seen > MOST_ENTRIES
 
 
 def _too_deep(manifest: Mapping[str, Any]) -> Place:
-    """Where in a job its author wrote more than MOST_LEVELS, in four keys at most; empty where nowhere."""
+    """Return the path, at most four keys, to data that is nested deeper than MOST_LEVELS; empty if there is none."""
     place: list[str | int] = []
     inner: Any = {key: value for key, value in manifest.items() if key != "status"}
     for levels in range(MOST_LEVELS - 1, MOST_LEVELS - 1 - _MOST_KEYS, -1):
@@ -93,17 +102,18 @@ def _too_deep(manifest: Mapping[str, Any]) -> Place:
 
 
 def _is_deeper(data: Any, levels: int) -> bool:
-    """Whether more lists and maps than so many are in one another; data itself counts as one."""
+    """Whether lists and maps are nested more than `levels` deep. The outermost list or map counts as one level."""
     layer = [data]
     for _ in range(levels):
-        layer = [child for outer in layer for child in _children(outer)]
+        layer = [
+            child
+            for outer in layer
+            if isinstance(outer, (dict, list))
+            for child in (outer.values() if isinstance(outer, dict) else outer)
+        ]
         if not layer:
             return False
     return any(isinstance(child, (dict, list)) for child in layer)
-
-
-def _children(data: Any) -> Collection[Any]:
-    return data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
 
 
 def _faults_of_the_rest(manifest: Mapping[str, Any], unreadable: Sequence[Fault]) -> list[Fault]:
@@ -131,7 +141,7 @@ def _faults_of_the_rest(manifest: Mapping[str, Any], unreadable: Sequence[Fault]
         except InvalidJob as error:
             if len(error.faults) > MOST_FAULTS:
                 return []
-            unreadable = error.faults  # required fields among those that were left out
+            unreadable = error.faults  # The parts that were left out contained required fields.
         else:
             rests_on = _RestsOn(unread)
             rest_faults = _whatever_the_strategy(job) if "spec.strategy" in unread else faults(job)
@@ -139,20 +149,21 @@ def _faults_of_the_rest(manifest: Mapping[str, Any], unreadable: Sequence[Fault]
 
 
 def _whatever_the_strategy(job: Job) -> list[Fault]:
-    """The faults that a job has by each strategy."""
+    """Return the faults that the job would have with every strategy: spec.strategy itself can't be read."""
     jobs = [replace(job, spec=job.spec.model_copy(update={"strategy": strategy})) for strategy in RULES]
     first, *others = (faults(each) for each in jobs)
-    return [fault for fault in first if all(fault in other for other in others)]
+    by_every_strategy = set(first).intersection(*others)
+    return [fault for fault in first if fault in by_every_strategy]
 
 
 _Tree = dict[str | int, Any]
-"""What is left out of data: for each key, what is left out below it. Below a key that is left out itself: nothing."""
+"""Keys to remove from nested data. A key maps to the keys to remove below it, or to {} to remove the key itself."""
 
 
 def _judged_without(rest: Manifest, place: Place) -> Place:
-    """What to leave out for a fault at a place: what is there, or that in which it is missing.
+    """Return the path of the part to leave out for a fault: the faulty field, or the object that lacks the field.
 
-    Of a list all is left out: a shorter one would count its entries otherwise.
+    A fault in a list leaves out the whole list: without one entry, the later entries would change their indexes.
     """
     data: Any = rest
     length = 0
@@ -167,7 +178,7 @@ def _judged_without(rest: Manifest, place: Place) -> Place:
 def _add(tree: _Tree, place: Place) -> None:
     for number, key in enumerate(place):
         if key in tree and not tree[key]:
-            return  # it is left out with that around it
+            return  # An object around the place is left out already.
         if number == len(place) - 1:
             tree[key] = {}
         tree = tree.setdefault(key, {})
@@ -182,7 +193,7 @@ def _without(data: Manifest, tree: _Tree) -> Manifest:
 
 
 class _RestsOn:
-    """Whether a fault of a field may only be there because others were left out."""
+    """Tells whether a fault of a field may be false because fields that its rule reads were left out."""
 
     def __init__(self, unread: set[str]) -> None:
         self._unread = unread
@@ -197,6 +208,6 @@ class _RestsOn:
 
 
 def _around(field: str) -> Iterator[str]:
-    """A field and all those around it: `spec.env[0].name`, `spec.env[0]`, `spec.env`, `spec`."""
+    """Yield a field and the fields that contain it: `spec.env[0].name`, `spec.env[0]`, `spec.env`, `spec`."""
     yield field
     yield from (field[:end] for end, sign in enumerate(field) if sign in ".[")

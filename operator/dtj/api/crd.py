@@ -13,7 +13,7 @@ from dtj.api import immutable
 from dtj.api.base import ApiModel, model_of
 from dtj.api.identity import CATEGORIES, GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from dtj.api.job import Manifest
-from dtj.api.patterns import MEANINGS
+from dtj.api.sentences import MEANINGS
 from dtj.api.spec import JobSpec
 from dtj.api.status import JobStatus
 
@@ -29,22 +29,24 @@ _WIDE_COLUMNS = (
     ("Workers", "integer", ".spec.replicaSpecs.worker.replicas", "Workers"),
     ("Attempt", "integer", ".status.attempt", "Which attempt this is, from 1"),
     ("App-Restarts", "integer", ".status.restarts.application", "Restarts after failures of the program"),
+    ("In-Place", "integer", ".status.restarts.inPlace", "How many of these were in place"),
     ("Infra-Restarts", "integer", ".status.restarts.infrastructure", "Restarts after lost pods or nodes"),
     ("Reason", "string", ".status.message", "Why the job is in its state, in one line"),
 )
 """The columns of `kubectl get -o wide`."""
-# Keywords of JSON schema that pydantic writes and JSONSchemaProps does not have, or that mean nothing there.
+# Keywords that pydantic writes into a JSON schema. A CRD does not allow these keywords, or ignores them.
 _DROPPED = ("title", "additionalProperties", "$defs", "const", "examples", "discriminator")
-# In CEL: what managedBy is, empty where it is not given.
+# A CEL expression for the value of runPolicy.managedBy; '' if the field is missing. {0} is self or oldSelf.
 _MANAGED_BY = "has({0}.runPolicy) && has({0}.runPolicy.managedBy) ? {0}.runPolicy.managedBy : ''"
-# The same of what the pods of a job are grouped by; who is named as the default may be left out.
+# A CEL expression for field {1} of schedulingPolicy; the default {2} if the field is missing. A user may therefore
+# add or remove an immutable field that has the default value.
 _GANG = (
     "has({0}.runPolicy) && has({0}.runPolicy.schedulingPolicy) && has({0}.runPolicy.schedulingPolicy.{1})"
     " ? {0}.runPolicy.schedulingPolicy.{1} : '{2}'"
 )
-# The same of the launcher, which the schema gives a default.
+# A CEL expression for horovod.launcher. Within horovod, the schema fills in the default of launcher.
 _LAUNCHER = "has({0}.horovod) ? {0}.horovod.launcher : 'Native'"
-# The same of where the artifacts are.
+# A CEL expression for a field {1} of artifacts, such as artifacts.uri; '' if the field is missing.
 _PLACE = "has({0}.artifacts) && has({0}.{1}) ? {0}.{1} : ''"
 _SUSPENDED = "has(oldSelf.runPolicy) && has(oldSelf.runPolicy.suspend) && oldSelf.runPolicy.suspend"
 _DESCRIPTION = "Distributed training: the pods of a strategy, wired together, with its artifacts in S3."
@@ -102,7 +104,7 @@ def _lacking(own: Mapping[str, Any], published: Mapping[str, Any], name: str, pa
         return
     while "items" in ours and "items" in theirs:
         ours, theirs = ours["items"], theirs["items"]
-    # A server may publish a part by reference, or keep whatever is there.
+    # A published schema without properties is a reference, or keeps unknown fields. No field is known to be missing.
     if "properties" in theirs:
         for inner in ours.get("properties", {}):
             yield from _lacking(ours, theirs, inner, f"{path}.{inner}")
@@ -139,7 +141,8 @@ def _root() -> Manifest:
         },
     ]
     status = _schema(JobStatus)
-    # Each entry has its own owner: several users of server-side apply may each set variables, as in a pod.
+    # Lists of type map: several users of server-side apply may each own entries, such as variables of env, as in a
+    # pod of Kubernetes.
     for entries, key in ((spec["properties"]["env"], "name"), (status["properties"]["conditions"], "type")):
         entries["x-kubernetes-list-type"] = "map"
         entries["x-kubernetes-list-map-keys"] = [key]
@@ -158,12 +161,12 @@ def _root() -> Manifest:
 
 
 def _size_rule(role: str) -> str:
-    """In CEL: the number of a role's replicas only changes while the job is suspended."""
+    """Return a CEL rule: the number of replicas of a role may change only while the job is suspended."""
     entry = f"replicaSpecs.{role}"
     if role in immutable.IMPLIED_SIZES:
         size = f"has({{0}}.{entry}) ? {{0}}.{entry}.replicas : {immutable.IMPLIED_SIZES[role]}"
         return f"({size.format('self')}) == ({size.format('oldSelf')}) || ({_SUSPENDED})"
-    # An entry that is removed could come back with another number.
+    # Nobody may remove an entry: a later update could add the entry again with another number of replicas.
     return (
         f"has(self.{entry}) == has(oldSelf.{entry})"
         f" && (!has(self.{entry}) || self.{entry}.replicas == oldSelf.{entry}.replicas)"
@@ -172,15 +175,16 @@ def _size_rule(role: str) -> str:
 
 
 def _schema(model: type[ApiModel]) -> Manifest:
-    """A model's structural schema."""
+    """Return the structural schema of a model, as a CRD requires it."""
     schema = model.model_json_schema(by_alias=True, mode="validation")
     return _structural(schema, schema.get("$defs", {}))
 
 
 def _set_defaults(schema: Manifest, model: type[ApiModel]) -> None:
-    """Write the models' defaults into a schema, so that the API server shows them in every object.
+    """Write the defaults of a model into its schema. The API server then stores the defaults in every object.
 
-    A block that may be left out defaults to {}, which the server then fills; empty lists and maps say nothing.
+    An optional block gets the default {}: the API server then fills in the defaults of the block's fields. Empty
+    lists and maps are no defaults: in an object they would tell nothing.
     """
     for field in model.model_fields.values():
         child = schema["properties"][field.alias]
@@ -198,7 +202,7 @@ def _set_defaults(schema: Manifest, model: type[ApiModel]) -> None:
 
 
 def _explain_patterns(schema: Manifest) -> None:
-    """Replace each pattern by a rule that says in words what it asks for. With both, an API server tells both."""
+    """Replace each pattern by a CEL rule with a message in words. With both, the API server reports a fault twice."""
     if "pattern" in schema:
         pattern = schema.pop("pattern")
         schema["x-kubernetes-validations"] = [
@@ -211,10 +215,10 @@ def _explain_patterns(schema: Manifest) -> None:
 def _structural(node: Manifest, definitions: dict[str, Manifest]) -> Manifest:
     if "$ref" in node:
         target = definitions[node["$ref"].rsplit("/", 1)[-1]]
-        # What stands beside a $ref (description, default) says more than the target's own.
+        # The description and default beside a $ref belong to the field. They win over those of the referenced model.
         return _structural({**target, **{k: v for k, v in node.items() if k != "$ref"}}, definitions)
     if "anyOf" in node:
-        # Optional[X]: the field may be left out; null is not a value that the API server stores.
+        # The schema of Optional[X] is that of X. The field is not required, and the API server stores no null.
         (value,) = (option for option in node["anyOf"] if option.get("type") != "null")
         return _structural({**value, **{k: v for k, v in node.items() if k != "anyOf"}}, definitions)
     result: Manifest = {}

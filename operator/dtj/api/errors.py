@@ -1,4 +1,4 @@
-"""What goes wrong for the person who uses dtj, said in one line."""
+"""The errors that dtj shows to its user as one line, without a traceback."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ ANNOTATION_COMMIT = f"{GROUP}/git-commit"
 ANNOTATION_BRANCH = f"{GROUP}/git-branch"
 ANNOTATION_REMOTE = f"{GROUP}/git-remote"
 ANNOTATION_MODIFIED = f"{GROUP}/git-modified"
-# SHA-1, and SHA-256 of newer repositories.
+# The hash of a commit: 40 digits of SHA-1, or 64 digits of SHA-256 in a repository of git's newer object format.
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SCP = re.compile(r"[\w.+-]+@[\w.-]+:(?!//)[^\s@]+")
 _LONGEST = 255
-"""Characters of a branch or a remote."""
+"""The largest number of characters in the name of a branch or the address of a remote."""
 
 
 def git_annotations(state: GitState | None) -> dict[str, str]:
@@ -51,7 +51,8 @@ def without_credentials(url: str) -> str | None:
     except ValueError:
         return None
     host = parts.netloc.rpartition("@")[2]
-    # A password with `/`, `?` or `#` ends what is parsed as the host.
+    # `/`, `?` or `#` in a password ends the host for the parser. The rest of the password and its @ are then in the
+    # path, the query or the fragment, and must not be shown.
     if not host or parts.scheme == "file" or "@" in f"{parts.path}{parts.query}{parts.fragment}":
         return None
     return f"{parts.scheme}://{host}{parts.path}"
@@ -67,5 +68,5 @@ def code_words(digest: str, state: GitState | None) -> str:
 
 
 def _text(value: object) -> str:
-    """Return a value that can be shown in a line; empty for another one."""
+    """Return a value if the value is a short printable string, else an empty string."""
     return value if isinstance(value, str) and len(value) <= _LONGEST and value.isprintable() else ""

@@ -1,59 +1,31 @@
-"""The rules of strategy Horovod, and its block of the spec.
+"""The rules of strategy Horovod.
 
 Workers run the ranks, and a launcher starts the ranks by mpirun.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
 
-from pydantic import Field
-
-from dtj.api.base import ApiModel, Number
-from dtj.api.mpijob import VOLUMES
-from dtj.api.names import host_name
-from dtj.api.strategy import Role, ScriptMark, Starter, StrategyRules, count_of_digits
-
-if TYPE_CHECKING:
-    from dtj.api.job import Job
-    from dtj.api.spec import JobSpec
+from dtj.api.pod_template import SSH_VOLUME, own_program
+from dtj.api.spec import JobSpec
+from dtj.api.strategy import Hosts, Role, ScriptMark, Starter, StrategyRules, digits_in_indexes
 
 LAUNCHER = "launcher"
 WORKER = "worker"
-SSH_VOLUME = "dtj-ssh"
-
-
-class HorovodLauncher(StrEnum):
-    """Who makes the launcher of a Horovod job."""
-
-    NATIVE = "Native"
-    MPI_JOB = "MPIJob"
-
-
-class Horovod(ApiModel):
-    """What only strategy Horovod has."""
-
-    launcher: HorovodLauncher = HorovodLauncher.NATIVE
-    """Native: the operator makes the pods itself. MPIJob: it makes an MPIJob of kubeflow.org/v2beta1, and Kubeflow's
-    mpi-operator, which has to be installed, makes the pods. Immutable."""
-    slots_per_worker: Annotated[int, Field(ge=1, le=1024), Number] | None = None
-    """Ranks in each worker pod. Default: the gpus of a worker, else 1."""
 
 
 def slots_per_worker(spec: JobSpec) -> int:
     """Ranks in each worker pod."""
-    return spec.horovod_options.slots_per_worker or spec.worker.gpus or 1
+    given, worker = spec.horovod, spec.replica_specs.worker
+    return (given and given.slots_per_worker) or (worker and worker.gpus) or 1
 
 
-def hostfile_bytes(job: Job) -> int:
-    """Bytes of the job's hostfile."""
-    worker = job.spec.replica_specs.worker
-    if worker is None:
-        return 0
-    host = host_name(job.name, job.namespace, WORKER, 0)
-    line = len(f"{host} slots={slots_per_worker(job.spec)}\n") - 1
-    return worker.replicas * line + count_of_digits(worker.replicas)
+def hostfile_bytes(hosts: Hosts, pods: Mapping[str, int], procs: int) -> int:
+    """Bytes of a job's hostfile."""
+    workers = pods.get(WORKER, 0)
+    line = len(f"{hosts.get(WORKER)} slots={procs}\n") - 1
+    return workers * line + digits_in_indexes(workers)
 
 
 def _ranks(spec: JobSpec, index: int) -> range:
@@ -61,8 +33,13 @@ def _ranks(spec: JobSpec, index: int) -> range:
     return range(index * slots, (index + 1) * slots)
 
 
-def _volumes(spec: JobSpec) -> tuple[str, ...]:
-    return VOLUMES if spec.by_mpi_operator else (SSH_VOLUME,)
+def _holds_rounds(spec: JobSpec) -> bool:
+    """Whether dtj-launch runs in all pods: a command of the launcher's own starts the ranks without it, and sshd of a
+    worker's own command has no agent beside it.
+    """
+    return not spec.by_mpi_operator and not any(
+        own_program(replica)[0] for replica in spec.replica_specs.with_pods().values()
+    )
 
 
 HOROVOD = StrategyRules(
@@ -82,7 +59,8 @@ HOROVOD = StrategyRules(
     },
     starter=Starter(image="dtj-trainer-horovod", module="horovod_image_classification"),
     block="horovod",
-    volumes=_volumes,
+    holds_rounds=_holds_rounds,
+    volumes=(SSH_VOLUME,),
     peer_list_bytes=hostfile_bytes,
     script_marks=(ScriptMark(name="horovod"),),
     executables=("mpirun", "horovodrun"),

@@ -1,6 +1,6 @@
-"""What may not change in a job that is there.
+"""The fields of a stored job that an update may not change.
 
-The CRD says the same in CEL, which API servers older than 1.25 do not know.
+The CRD has the same rules in CEL. The webhook uses this module, since API servers older than 1.25 do not know CEL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FIXED = {
     "runPolicy.schedulingPolicy.gang": "None",
     "runPolicy.schedulingPolicy.queue": "",
 }
-"""Fields of spec that never change, and what they are when they are not given."""
+"""The immutable fields of spec, each with the value that a missing field stands for."""
 SIZES = {
     role: f"the number of {name} can only be changed while the job is suspended"
     for role, name in (
@@ -27,17 +27,17 @@ SIZES = {
         ("master", "masters"),
     )
 }
-"""Roles whose number of replicas only changes while the job is suspended, and what is said of another change. A role
-that comes or goes is such a change, unless IMPLIED_SIZES has the role.
+"""Roles whose number of replicas may change only while the job is suspended, with the message for any other change.
+To add or remove a role is a change of its number, unless IMPLIED_SIZES has the role.
 """
 IMPLIED_SIZES = {"chief": 1, "master": 0}
-"""The number of replicas of a role without an entry, where the entry may come and go."""
+"""The number of replicas that a role without an entry has. A user may add or remove an entry with this number."""
 PLACES = {
     field: f"{field} can only be changed while the job is suspended"
     for field in ("artifacts.uri", "artifacts.endpoint")
 }
-"""Fields of spec that only change while the job is suspended, and what is said of another change: a part of the pods
-would write to another bucket than the rest. A block `artifacts` that comes or goes is such a change.
+"""Fields of spec that may change only while the job is suspended, with the message for any other change. In a running
+job, some pods would write to the old bucket and some to the new one. To add or remove `artifacts` is such a change.
 """
 
 
@@ -62,7 +62,7 @@ def fixed(field: str) -> str:
 
 
 def _size(spec: Any, role: str) -> Any:
-    """The replicas of a role; None where the spec has no entry, and the entry may not come or go."""
+    """Return the replicas of a role, or IMPLIED_SIZES' number for a role without an entry; None if it has neither."""
     if _at(spec, f"replicaSpecs.{role}") is None:
         return IMPLIED_SIZES.get(role)
     replicas = _at(spec, f"replicaSpecs.{role}.replicas")
@@ -70,7 +70,7 @@ def _size(spec: Any, role: str) -> Any:
 
 
 def _at(value: Any, path: str) -> Any:
-    """What is at a path; None where there is nothing."""
+    """Return the value at a path of nested maps; None if a map lacks the key."""
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return value

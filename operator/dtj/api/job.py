@@ -15,21 +15,24 @@ from dtj.api.identity import API_VERSION, KIND
 from dtj.api.places import Place
 from dtj.api.sentences import sentence
 from dtj.api.shown import is_text, key_shown, shown
-from dtj.api.spec import JobSpec, RunPolicy
+from dtj.api.spec import DataCache, JobSpec, MLflow, ReplicaSpec, RunPolicy
 from dtj.api.status import JobStatus
+from dtj.api.strategies import rules_of
 from dtj.api.strategy import StrategyRules
 
 Manifest = dict[str, Any]
-"""A Kubernetes object as plain data."""
+"""A Kubernetes object as maps and lists, such as YAML or JSON gives it."""
 MOST_FAULTS = 100
-"""The number of faults of one job that are reported. A last fault says how many more there are."""
+"""The largest number of faults that are reported for one job. A last fault then tells how many more there are."""
 LONGEST_MESSAGE = 8192
-"""Characters of a text that has all faults of a job."""
+"""The largest number of characters in the message that lists the faults of a job."""
 _FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
-# Characters of a misspelt field that are compared with the names of fields.
+# Only this many characters of an unknown field are compared with known names: the comparison of long names is slow.
 _LONGEST_FIELD = 100
 
 
+NO_STATUS = JobStatus()
+"""The status of a job that the operator has not seen."""
 POD_USER = 1000
 """The user of the trainer images, and the group of a job's files."""
 
@@ -41,11 +44,11 @@ class Fault:
     field: str
     message: str
     place: Place = dataclasses.field(default=(), compare=False, repr=False)
-    """Where the field is in the manifest. Empty where only `field` says it."""
+    """The keys and indexes that lead to the field in the manifest. Empty if only `field` names the place."""
     count: int = 1
-    """How many faults it stands for."""
+    """The number of faults that this entry stands for. More than 1 only in the last entry: "has 12 more faults"."""
     passes: bool = False
-    """Whether the fault may go without a change of the job: the job waits and does not fail."""
+    """Whether the fault can disappear without a change of the job. The job then waits, and does not fail."""
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}"
@@ -64,31 +67,72 @@ class Job:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     pod_user: int | None = POD_USER
-    """User and group of its pods where templates name none; None: the cluster chooses them, as OpenShift does."""
+    """User and group of the pods unless a template sets them; None: the cluster chooses them, as OpenShift does."""
     created: str | None = None
     """When the API server stored the job, RFC 3339; None for a job that is not stored."""
+    resolved: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+    """The values of the fields below, computed from the spec once. A copy of the job takes them over."""
+    short_uid: str = field(init=False, repr=False, compare=False)
+    """The first part of the uid. It distinguishes this job from earlier jobs of the same name in the bucket."""
+    artifacts_uri: str | None = field(init=False, repr=False, compare=False)
+    """The job's own prefix in the bucket; None for a job without spec.artifacts."""
+    attempt: int = field(init=False, repr=False, compare=False)
+    """The number of the attempt that runs, or of the first one while the job has not begun."""
+    finished: bool = field(init=False, repr=False, compare=False)
+    """Whether the job has succeeded or failed for good."""
+    run_policy: RunPolicy = field(init=False, repr=False, compare=False)
+    """How the job is retried, suspended and cleaned up."""
+    rules: StrategyRules = field(init=False, repr=False, compare=False)
+    """The rules of the job's strategy. For ParameterServer, they depend on the roles that the spec names."""
+    given: Mapping[str, ReplicaSpec] = field(init=False, repr=False, compare=False)
+    """The roles that have an entry in replicaSpecs."""
+    pods: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    """The number of pods by role, with the roles that have pods without an entry in replicaSpecs."""
+    procs: int = field(init=False, repr=False, compare=False)
+    """Ranks in each pod that runs ranks; 1 for a strategy without ranks."""
+    own_command: list[str] = field(init=False, repr=False, compare=False)
+    """The command of each rank or replica, without args: `command`, else the entrypoint of `code`."""
+    by_mpi_operator: bool = field(init=False, repr=False, compare=False)
+    """Whether mpi-operator makes the pods."""
+    cache: DataCache | None = field(init=False, repr=False, compare=False)
+    """The cache of the data set, where the job asks for one."""
+    mlflow: MLflow | None = field(init=False, repr=False, compare=False)
+    """The MLflow server that records the job; None if the spec names none."""
 
-    @property
-    def run_policy(self) -> RunPolicy:
-        """How the job is retried, suspended and cleaned up."""
-        return self.spec.run_policy
+    def __post_init__(self) -> None:
+        known = self.resolved
+        # A copy by `dataclasses.replace` with another spec must not keep the values that follow from the old spec.
+        if known is None or known["spec"] is not self.spec:
+            known = _resolve(self.spec)
+        # The dataclass is frozen, so that an assignment here would fail. `vars` bypasses the check.
+        short_uid, artifacts, uri = self.uid.split("-", 1)[0], self.spec.artifacts, None
+        if artifacts is not None:
+            uri = f"{artifacts.uri.rstrip('/')}/{self.namespace}/{self.name}-{short_uid}"
+        vars(self).update(
+            known, resolved=known, short_uid=short_uid, artifacts_uri=uri, **course_of(self.status)
+        )
 
-    @property
-    def rules(self) -> StrategyRules:
-        """The rules of its strategy."""
-        return self.spec.rules
 
-    @property
-    def short_uid(self) -> str:
-        """What tells this job from an earlier one of the same name, in names and in the bucket."""
-        return self.uid.split("-", 1)[0]
+def course_of(status: JobStatus) -> dict[str, Any]:
+    """Return the fields of a job that follow from its status."""
+    return {"attempt": max(status.attempt, 1), "finished": status.conditions.finished}
 
-    @property
-    def artifacts_uri(self) -> str | None:
-        """The job's own prefix in the bucket; None where nothing is kept."""
-        if self.spec.artifacts is None:
-            return None
-        return f"{self.spec.artifacts.uri.rstrip('/')}/{self.namespace}/{self.name}-{self.short_uid}"
+
+def _resolve(spec: JobSpec) -> dict[str, Any]:
+    given, own_command, by_mpi_operator = spec.replica_specs.given(), spec.own_command, spec.by_mpi_operator
+    rules = rules_of(spec)
+    return {
+        "spec": spec,
+        "run_policy": spec.run_policy,
+        "rules": rules,
+        "given": given,
+        "pods": rules.pods_of(given),
+        "procs": rules.procs(spec),
+        "own_command": own_command,
+        "by_mpi_operator": by_mpi_operator,
+        "cache": spec.data.cache if spec.data else None,
+        "mlflow": spec.tracking.mlflow if spec.tracking else None,
+    }
 
 
 class InvalidJob(ValueError):
@@ -137,11 +181,12 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
     for key, value in (("apiVersion", API_VERSION), ("kind", KIND)):
         if manifest.get(key, value) != value:
             faults.append(Fault(key, f"{shown(manifest[key])} is not {value}", (key,)))
-    unknown = [key for key in manifest if key not in _FIELDS]
-    more = _more(len(unknown[MOST_FAULTS:]))
-    faults += [
-        Fault(key_shown(key), unknown_field(str(key), _FIELDS), (key,)) for key in unknown[:MOST_FAULTS]
-    ]
+    more: list[Fault] = []
+    if unknown := [key for key in manifest if key not in _FIELDS]:
+        more = _more(len(unknown[MOST_FAULTS:]))
+        faults += [
+            Fault(key_shown(key), unknown_field(str(key), _FIELDS), (key,)) for key in unknown[:MOST_FAULTS]
+        ]
     metadata = manifest.get("metadata") or {}
     if isinstance(metadata, dict):
         faults += _no_text(metadata)
@@ -177,11 +222,13 @@ def read_status(data: Mapping[str, Any]) -> JobStatus:
 
     The rest counts: a job must not begin anew because a newer operator wrote one condition more.
     """
-    known = dict(data)
+    if not data:
+        return NO_STATUS
     try:
-        return JobStatus.model_validate(known, extra="ignore")
+        return JobStatus.model_validate(data, extra="ignore")
     except ValidationError as error:
         places = {item["loc"] for item in error.errors()}
+    known = dict(data)
     for name in {place[0] for place in places}:
         entries = known[str(name)]
         unread = {place[1] for place in places if place[0] == name and len(place) > 1}
@@ -203,24 +250,31 @@ def written(job: Job) -> Manifest:
 
 
 def _no_text(metadata: Manifest) -> list[Fault]:
-    """What the API server takes for no text, and so for no object at all: `name: 1`, `labels: {version: 2}`."""
-    given: list[tuple[str, Place, Any]] = [
-        (f"metadata.{key}", ("metadata", key), metadata.get(key)) for key in ("name", "namespace")
+    """Return a fault for each value of metadata that must be a string and is not: `name: 1`, `labels: {version: 2}`.
+
+    The API server can't decode such an object.
+    """
+    wrong: list[tuple[Place, Any]] = [
+        (("metadata", key), metadata[key]) for key in ("name", "namespace") if _is_no_text(metadata, key)
     ]
     for kind in ("labels", "annotations"):
         entries = metadata.get(kind) or {}
         if not isinstance(entries, dict):
-            wrong = f"must be an object, got {shown(entries)}"
-            return [Fault(f"metadata.{kind}", wrong, ("metadata", kind))]
-        given += [
-            (f"metadata.{kind}[{key_shown(key)}]", ("metadata", kind, key), value)
-            for key, value in entries.items()
-        ]
+            message = f"must be an object, got {shown(entries)}"
+            return [Fault(f"metadata.{kind}", message, ("metadata", kind))]
+        wrong += [(("metadata", kind, key), entries[key]) for key in entries if _is_no_text(entries, key)]
     return [
-        Fault(field, f"must be a string, got {shown(value)}", place)
-        for field, place, value in given
-        if value is not None and not is_text(value)
+        Fault(_of_metadata(place), f"must be a string, got {shown(value)}", place) for place, value in wrong
     ]
+
+
+def _is_no_text(entries: Mapping[Any, Any], key: Any) -> bool:
+    value = entries.get(key)
+    return value is not None and not (isinstance(value, str) and value.isascii()) and not is_text(value)
+
+
+def _of_metadata(place: Place) -> str:
+    return f"metadata.{place[1]}" + "".join(f"[{key_shown(key)}]" for key in place[2:])
 
 
 def _fault_of(item: dict[str, Any]) -> Fault:
@@ -233,7 +287,7 @@ def _path(location: Place) -> str:
 
 
 def _known_fields(location: Place) -> list[str]:
-    """The fields of the model at a place of the spec."""
+    """Return the names of the fields that the schema has at a place of the spec."""
     model: type[ApiModel] = JobSpec
     for part in location:
         if isinstance(part, str):

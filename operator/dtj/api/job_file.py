@@ -1,7 +1,7 @@
 """A job file: the jobs in it, and every fault with its line. Text in, data out.
 
-What is wrong with a job is said by `read_job` and `faults`, as the operator says it. Only what the API server never
-lets through to the operator is said here: what is no YAML, keys that are given twice, a missing kind.
+`read_job` and `faults` check a job, as in the operator. This module adds the faults that the API server refuses
+before the operator sees the job: invalid YAML, keys that are given twice, a missing kind.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FileJob:
     line: int
     manifest: Manifest
     job: Job | None
-    """None where its form can't be read at all, or it has faults of the form."""
+    """None for a document that does not fit the schema."""
     faults: tuple[FileFault, ...]
 
 
@@ -45,7 +45,7 @@ class OtherObject:
 
     line: int
     name: str
-    """Its kind and name, e.g. Secret s3-credentials."""
+    """The kind and the name of the object, such as Secret s3-credentials."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def read_one_job(text: str, name: str) -> tuple[Manifest, Job]:
 
 
 def _is_job(data: Any) -> bool:
-    """Whether it is meant to be a job: one whose kind or group is misspelt has that as its fault."""
+    """Whether an object is meant to be a job. A misspelt kind or group is then reported as a fault of the job."""
     if not isinstance(data, dict):
         return False
     kind, group = data.get("kind"), str(data.get("apiVersion", "")).split("/", 1)[0]
@@ -143,7 +143,7 @@ def _checked(document: Document) -> FileJob:
 
 
 def _as_the_author_gave_it(manifest: Manifest) -> Manifest:
-    """Without what only the API server sets, as in a file that was got from a cluster."""
+    """Remove the fields that only the API server sets: a file from `kubectl get -o yaml` has them."""
     metadata = manifest.get("metadata")
     if isinstance(metadata, dict):
         metadata = {key: value for key, value in metadata.items() if key not in ("uid", "generation")}

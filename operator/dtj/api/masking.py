@@ -1,4 +1,4 @@
-"""Hides what must not stand on a screen, or in a file, that others see. All functions are pure."""
+"""Hides passwords and tokens in specs and command lines that dtj shows or writes to files. All functions are pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MASK = "(hidden)"
 _SECRET = re.compile(
     r"(?i)(pass(word|wd|phrase)?|secret|token|(api|access|private)[-_]?key|[-_]key$|credential)"
 )
-# Tokens of a text are none of an account: `--max-tokens` and `--pad-token` stay.
+# `--max-tokens` and `--pad-token` are about tokens of a text, not of an account. Their values are not hidden.
 _HIDDEN_OPTION = (
     r"(?:(?!(?:pad|eos|bos|unk|cls|sep|mask)[-_]token)[\w.-])*?"
     r"(?:password|passwd|passphrase|secret|token|(?:api|access|private|secret)[-_]?key|credentials?)"
@@ -86,7 +86,7 @@ def _masked_field(key: str, value: Any) -> Any:
         return masked_words(value)
     masked_value = _masked(value)
     if key == "annotations" and isinstance(masked_value, dict):
-        # kubectl's copy of the manifest, in which the values are not masked.
+        # kubectl stores a copy of the whole manifest in this annotation. The values in the copy are not masked.
         masked_value.pop("kubectl.kubernetes.io/last-applied-configuration", None)
     return masked_value
 
@@ -97,3 +97,29 @@ def _masked_text(text: str) -> str:
 
 def _looks_secret(name: Any) -> bool:
     return isinstance(name, str) and _SECRET.search(name) is not None
+
+
+# Functions that read the options of a program's command line. All functions are pure.
+
+
+def options_of(words: Sequence[str]) -> dict[str, str]:
+    """Return the options `--name value`, `--name=value` and `--flag` of a command line, by name.
+
+    Values of options whose names look secret are hidden.
+    """
+    found: dict[str, str] = {}
+    shown = masked_words(words)
+    for place, word in enumerate(shown):
+        if not word.startswith("--") or word == "--":
+            continue
+        name, equals, value = word[2:].partition("=")
+        following = shown[place + 1] if place + 1 < len(shown) else "--"
+        found[name] = value if equals else "" if following.startswith("--") else following
+    return found
+
+
+def options_of_manifest(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options of the program of a job. A part of the manifest that is not as it should be has none."""
+    spec = manifest.get("spec")
+    parts = [spec.get(name) for name in ("command", "args")] if isinstance(spec, Mapping) else []
+    return options_of([str(word) for part in parts if isinstance(part, list) for word in part])

@@ -61,7 +61,12 @@ def host_name(job: str, namespace: str, role: str, index: int) -> str:
 
 def host_of(job: str, namespace: str, replica: str) -> str:
     """DNS name of the replica `<role>-<index>`."""
-    return f"{job}-{replica}.{service_name(job)}.{namespace}.svc"
+    return dns_name(f"{job}-{replica}", job, namespace)
+
+
+def dns_name(pod: str, job: str, namespace: str) -> str:
+    """DNS name of the pod with this name."""
+    return f"{pod}.{service_name(job)}.{namespace}.svc"
 
 
 def role_of(pod: str) -> str:

@@ -10,11 +10,12 @@ import re
 from typing import Any
 
 MOST_LEVELS = 100
-"""So many lists and maps in one another may a job have, itself counted."""
+"""The number of lists and maps that may be nested in a job. The job itself counts as one."""
 TOO_DEEP = f"nested too deeply: more than {MOST_LEVELS} lists and maps in one another"
-# Of a text that has too many: a list of jobs, or an event, still has each job with more than MOST_LEVELS.
+# `read_json` cuts a text at this level. The level is above MOST_LEVELS: a job that was cut still counts as too deep,
+# even inside a list of jobs or a watch event.
 _READ_LEVELS = 2 * MOST_LEVELS
-# No API server sends more.
+# An API server sends at most 10,000 levels.
 _STORED_LEVELS = 20_000
 _TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""The rules of strategy ParameterServer, and its block of the spec.
+"""The rules of strategy ParameterServer.
 
 The roles are those of a TFJob, which get the addresses of each other in TF_CONFIG. A job has one of the forms of a
 TFJob. A chief, or a master, leads the training: its end decides the job. A job that names neither gets a chief. Where
@@ -10,52 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-from pydantic import Field
-
-from dtj.api.base import ApiModel, Number
-from dtj.api.names import host_name
-from dtj.api.strategy import Role, ScriptMark, Starter, StrategyRules, count_of_digits, pods_of
+from dtj.api.spec import JobSpec
+from dtj.api.strategy import Hosts, Role, ScriptMark, Starter, StrategyRules, digits_in_indexes
 from dtj_trainer import contract
-
-if TYPE_CHECKING:
-    from dtj.api.job import Job
-    from dtj.api.spec import JobSpec
 
 CHIEF, MASTER, WORKER, PS, EVALUATOR = "chief", "master", "worker", "ps", "evaluator"
 
 
-class Updates(StrEnum):
-    """When the gradients of workers change the variables on the parameter servers."""
-
-    ASYNCHRONOUS = "Asynchronous"
-    SYNCHRONOUS = "Synchronous"
-
-
-class ParameterServer(ApiModel):
-    """What only strategy ParameterServer has."""
-
-    updates: Updates = Updates.ASYNCHRONOUS
-    """Asynchronous: each worker's gradients change the variables as they come. Synchronous: those of all workers
-    together, once a step. Given to the program as DTJ_UPDATES."""
-    evaluator_timeout_seconds: Annotated[int, Field(ge=0), Number] = 300
-    """How long the evaluator may take, after the chief has succeeded, until it has seen the last checkpoint."""
-
-
-def tf_config_bytes(job: Job) -> int:
+def tf_config_bytes(hosts: Hosts, pods: Mapping[str, int], _: int = 1) -> int:
     """Bytes of the longest `TF_CONFIG=…` of a job, with its end."""
-    hosts, most = 0, 1
-    for role, count in pods_of(job.spec):
+    size, most = 0, 1
+    for role, count in pods.items():
         most = max(most, count)
         if role != EVALUATOR:
-            # A host in JSON: quotes, port, comma and space; and the role's own key and brackets.
-            entry = len(f'"{host_name(job.name, job.namespace, role, 0)}:{contract.TENSORFLOW_PORT}", ') - 1
-            hosts += count * entry + count_of_digits(count) + len(f'"{role}": [], ')
+            # The bytes of a host in JSON with port, quotes, comma and space; then the bytes of the role's key.
+            entry = len(f'"{hosts[role]}:{contract.TENSORFLOW_PORT}", ') - 1
+            size += count * entry + digits_in_indexes(count) + len(f'"{role}": [], ')
     task = f', "task": {{"type": "{EVALUATOR}", "index": {most}}}, "environment": "cloud"}}'
-    return len(f'{contract.ENV_TF_CONFIG}={{"cluster": {{') + hosts + len(task) + len("}") + 1
+    return len(f'{contract.ENV_TF_CONFIG}={{"cluster": {{') + size + len(task) + len("}") + 1
 
 
 def _facts(spec: Mapping[str, Any]) -> dict[str, str]:
@@ -63,11 +38,12 @@ def _facts(spec: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _roles(leader: str | None, *, named: bool, with_ps: bool) -> dict[str, Role]:
-    """The roles of a form.
+    """Return the roles of a job, which depend on the roles that its spec names.
 
-    leader: the role that leads the training; None: worker 0 does. named: whether the job names its chief or master.
+    leader: the role that leads the training; None: worker 0 leads. named: whether the spec names a chief or master.
     """
-    # A leader stops waiting for ps after a while, so it is created after them.
+    # The leader's program waits for the ps only for a limited time. The leader's pod is therefore created after those
+    # of the ps.
     leads = Role(decides=True, reports=True, created_first=not with_ps)
     roles = {
         CHIEF: Role(implied=not named, resources={"requests": {"cpu": "500m", "memory": "1Gi"}}),
@@ -118,10 +94,13 @@ PARAMETER_SERVER = StrategyRules(
     block="parameter_server",
     script_marks=(
         *_marks("ParameterServerStrategy", {PS: 1}),
-        # These workers need no ps. Worker 0 leads.
+        # The workers of a MultiWorkerMirroredStrategy need no ps. Without a chief, worker 0 leads.
         *_marks("MultiWorkerMirroredStrategy", {CHIEF: 0}),
     ),
+    # A failed leader leaves state on the ps on which the next leader would fail, such as the closed token queue of a
+    # SyncReplicasOptimizer. Therefore all ps restart together with the leader.
     restarts_alone=True,
+    evaluator_timeout=lambda spec: spec.parameter_server_options.evaluator_timeout_seconds,
     facts=_facts,
     peer_list_bytes=tf_config_bytes,
     peer_list_variable=contract.ENV_TF_CONFIG,

@@ -1,4 +1,4 @@
-"""Where in plain data the field of a fault is."""
+"""Finds the value in a manifest that the field of a fault names, such as `spec.env[DEBUG].value`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Place = tuple[str | int, ...]
-"""Keys of maps and indexes of lists, from the outside in."""
+"""The keys of maps and indexes of lists that lead to a value, the outermost first."""
 
 
 def place_of(data: Any, field: str) -> Place:
@@ -29,14 +29,14 @@ def place_of(data: Any, field: str) -> Place:
 
 
 def _steps(data: Any, rest: str) -> Iterator[tuple[Any, int]]:
-    """The children that the rest of a field may begin with: their keys, and how many characters say them.
+    """Yield the children of data that the beginning of `rest` can name, each with the length of that beginning.
 
-    The longest comes first.
+    `rest` is the unread rest of a field's path. The longest beginning comes first, since a key may contain dots.
     """
     if isinstance(data, dict):
         beginnings = {name: said for said, name in _beginnings(rest)}
         yield from ((name, said) for name, said in beginnings.items() if name in data)
-        # YAML has keys that are no text.
+        # A key in YAML may be a number or a boolean.
         others = ((key, str(key)) for key in data if not isinstance(key, str))
         yield from ((key, beginnings[name]) for key, name in others if name in beginnings)
     elif isinstance(data, list) and rest[0] == "[":
@@ -49,7 +49,7 @@ def _steps(data: Any, rest: str) -> Iterator[tuple[Any, int]]:
 
 
 def _beginnings(rest: str) -> Iterator[tuple[int, str]]:
-    """What the first key or index may be, the longest first, each with the characters that it takes."""
+    """Yield the possible first keys or indexes of a path, the longest first, each with its number of characters."""
     for end in range(len(rest), 1, -1):
         if rest[end : end + 1] not in ("", ".", "["):
             continue

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from dtj.api.horovod import SSH_VOLUME
+from dtj.api.spec import JobSpec, ReplicaSpec
 from dtj_trainer import contract
-
-if TYPE_CHECKING:
-    from dtj.api.spec import JobSpec, ReplicaSpec
 
 TRAINER_CONTAINER = "trainer"
 TENSORBOARD_CONTAINER = "tensorboard"
@@ -19,6 +18,7 @@ SHM_VOLUME = "dtj-shm"
 DATA_CACHE_VOLUME = "dtj-data-cache"
 CODE_VOLUME = "dtj-code"
 PACKAGES_VOLUME = "dtj-packages"
+SSH_VOLUME = "dtj-ssh"
 RESERVED_VOLUMES = (
     WORKSPACE_VOLUME,
     RUN_VOLUME,
@@ -105,3 +105,43 @@ def program_of(spec: JobSpec, replica: ReplicaSpec) -> list[str]:
     """Return the words of a role's program. As in a container, a role's own command does not get the job's args."""
     command, args = own_program(replica)
     return [*command, *args] if command else [*spec.own_command, *(args or spec.args)]
+
+
+# The GPUs and other accelerators of a job. A resource counts as an accelerator by its name.
+
+# Names of resources in https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/ and in the documentation of
+# other vendors' device plugins: nvidia.com/gpu, nvidia.com/mig-1g.5gb, amd.com/gpu, gpu.intel.com/i915,
+# google.com/tpu, habana.ai/gaudi, aws.amazon.com/neuroncore.
+_ACCELERATORS = re.compile(
+    r"[^/]+/gpu(\.shared)?|nvidia\.com/mig-.+|gpu\.intel\.com/(i915|xe)|google\.com/tpu|habana\.ai/.+"
+    r"|aws\.amazon\.com/neuron.*"
+)
+
+
+def is_accelerator(resource: str, named: str | None = None) -> bool:
+    """Return whether a resource is an accelerator.
+
+    resource: its name in the limits of a container. named: `spec.accelerator.resourceName`.
+    """
+    return resource == named or _ACCELERATORS.fullmatch(resource) is not None
+
+
+def gpus_of(spec: JobSpec, roles: Mapping[str, Sequence[object]]) -> int | None:
+    """Return how many accelerators the pods of a job ask for; None for a job without accelerators.
+
+    roles: the pods of each role. The containers that train count, not the sidecars of a template.
+    """
+    given = vars(spec.replica_specs)
+    counts = (len(pods) * _of_a_pod(spec, given[role]) for role, pods in roles.items() if given.get(role))
+    return sum(counts) or None
+
+
+def _of_a_pod(spec: JobSpec, replica: ReplicaSpec) -> int:
+    named = spec.accelerator.resource_name
+    limits = limits_of(replica) | ({named: replica.gpus} if replica.gpus else {})
+    # The user may have changed the template of a running job to an invalid amount. Such an amount counts as none.
+    return sum(
+        int(str(amount))
+        for name, amount in limits.items()
+        if is_accelerator(name, named) and re.fullmatch(r"[0-9]{1,9}", str(amount))
+    )

@@ -1,4 +1,4 @@
-"""Faults of a pod template: what Kubernetes refuses in a pod, and what a template must not change in the operator's.
+"""Faults of a pod template: what Kubernetes refuses in a pod, and fields that only the operator may set.
 
 A template is merged over the operator's pod. A field that Kubernetes requires may be missing in a template where the
 operator's pod has it.
@@ -6,15 +6,17 @@ operator's pod has it.
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from dtj.api.identity import GROUP, LABEL_MANAGED_BY
-from dtj.api.job import Fault
-from dtj.api.pod_schema import Given, pod_faults
+from dtj.api.job import MOST_FAULTS, Fault, unknown_field
 from dtj.api.pod_template import (
     RESERVED_MOUNTS,
     RESERVED_VARIABLES,
@@ -29,21 +31,210 @@ from dtj.api.pod_template import (
 from dtj.api.shown import is_text, key_shown, shown
 from dtj_trainer import contract
 
+# Templates are checked against Kubernetes' schema of pods: the names and types of fields.
+#
+# pod_schema.json has every field that the oldest or the newest supported Kubernetes knows. `make pod-schema` writes
+# the file.
+
+QUANTITY = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
+"""The grammar of a quantity in Kubernetes, such as 500m or 4Gi."""
+Given = Mapping[str, Any]
+"""The part of the operator's pod over which a part of the template is merged: an object's values by field, or the
+entries of a list by their merge key.
+"""
+# Groups of fields of which an object may have only one. Kubernetes refuses two, but its schema does not tell so.
+# None: all fields of the object are in the group.
+_ONE_OF: Mapping[str, tuple[str, ...] | None] = {
+    "EnvVar": ("value", "valueFrom"),
+    "EnvVarSource": None,
+    "LifecycleHandler": None,
+    "Probe": ("exec", "grpc", "httpGet", "tcpSocket"),
+    "Volume": None,
+}
+# Objects that need one of the fields in _ONE_OF. Others may have none: a volume without a source is an emptyDir, and
+# an EnvVar without a value is empty.
+_NEEDS_ONE = ("EnvVarSource", "LifecycleHandler", "Probe")
+_BITS = {"int32": 31, "int64": 63}
+# The merge keys of the lists in which the operator's pod has entries. `dtj.plan.merge` merges by the same keys.
+_MERGE_KEYS = {"containers": "name", "volumes": "name", "volumeMounts": "mountPath", "env": "name"}
+_CALLED_BY_NAME = ("containers", "initContainers")
+_NOTHING: Given = {}
+
+
+def pod_faults(kind: str, value: Any, path: str, given: Given = _NOTHING) -> Iterator[Fault]:
+    """What Kubernetes would refuse in a value, by its schema.
+
+    kind: a name of the schema, such as PodSpec. path: of the value, for messages. given: what the value is merged
+    over, where no field is required again.
+    """
+    yield from _Walk().look(kind, value, path, given)
+
+
+@cache
+def one_of(kind: str) -> tuple[str, ...]:
+    """Return the fields of an object of this kind of which Kubernetes takes one alone."""
+    if kind not in _ONE_OF:
+        return ()
+    return _ONE_OF[kind] or tuple(sorted(set(_definition(kind)[0]) - {"name"}))
+
+
+class _Walk:
+    """One check of a value. Only the first unknown fields get a suggestion: the search for similar names is slow."""
+
+    def __init__(self) -> None:
+        self._unknown = 0
+
+    def look(self, kind: str, value: Any, path: str, given: Given = _NOTHING) -> Iterator[Fault]:
+        if kind[0] == "[":
+            yield from self._list(kind[1:-1], value, path, given)
+        elif kind[0] == "{":
+            yield from self._map(kind[1:-1], value, path)
+        elif kind[0].isupper() and "|" not in kind:
+            yield from self._object(kind, value, path, given)
+        elif (wrong := _wrong(kind, value)) is not None:
+            yield Fault(path, wrong)
+
+    def _object(self, kind: str, value: Any, path: str, given: Given) -> Iterator[Fault]:
+        if not isinstance(value, dict):
+            yield Fault(path, f"must be an object, got {shown(value)}")
+            return
+        fields, required = _definition(kind)
+        for key, child in value.items():
+            known = fields.get(key)
+            if known is None:
+                yield Fault(f"{path}.{key_shown(key)}", self._unknown_field(key, fields))
+            elif child is not None:
+                # A null needs no check: the merge removes the operator's value of the field.
+                inner = given.get(key)
+                yield from self.look(
+                    known, child, f"{path}.{key}", inner if isinstance(inner, dict) else _NOTHING
+                )
+        for key in required:
+            if value.get(key) is None and (key not in given or key in value):
+                yield Fault(f"{path}.{key}", "required")
+        if kind in _ONE_OF and (wrong := _together(kind, value, given)) is not None:
+            yield Fault(path, wrong)
+
+    def _unknown_field(self, key: Any, fields: Iterable[str]) -> str:
+        self._unknown += 1
+        return unknown_field(str(key), fields if self._unknown <= MOST_FAULTS else ())
+
+    def _map(self, kind: str, value: Any, path: str) -> Iterator[Fault]:
+        if not isinstance(value, dict):
+            yield Fault(path, f"must be an object, got {shown(value)}")
+            return
+        for key, child in value.items():
+            where = f"{path}[{key_shown(key)}]"
+            if not is_text(key):
+                yield Fault(where, f"the key must be a string, got {shown(key)}")
+            elif child is not None:
+                yield from self.look(kind, child, where)
+
+    def _list(self, kind: str, value: Any, path: str, given: Given) -> Iterator[Fault]:
+        if not isinstance(value, list):
+            yield Fault(path, f"must be a list of {_many(kind)}, got {shown(value)}")
+            return
+        field = path.rsplit(".", 1)[-1]
+        merge_key = _MERGE_KEYS.get(field)
+        for index, entry in enumerate(value):
+            name = entry.get("name") if field in _CALLED_BY_NAME and isinstance(entry, dict) else None
+            where = f"{path}[{key_shown(name) if isinstance(name, str) and name else index}]"
+            merge_value = entry.get(merge_key) if given and merge_key and isinstance(entry, dict) else None
+            inner = given.get(merge_value) if isinstance(merge_value, str) else None
+            yield from self.look(kind, entry, where, inner if isinstance(inner, dict) else _NOTHING)
+
+
+def _together(kind: str, value: Mapping[str, Any], given: Given) -> str | None:
+    """Return the fault of an object that has two fields of a group in _ONE_OF, or none where one is required."""
+    fields = one_of(kind)
+    # For Kubernetes, an empty `value` of an EnvVar is the same as no `value`.
+    chosen = sorted(field for field, child in value.items() if field in fields and child not in (None, ""))
+    if len(chosen) > 1:
+        return f"give one of {_listed(chosen)}, not {len(chosen)}"
+    if chosen or kind not in _NEEDS_ONE or any(field in given and field not in value for field in fields):
+        return None
+    misspelt = set(value).difference(_definition(kind)[0])
+    return None if misspelt else f"needs one of {_listed(fields)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _wrong(kind: str, value: Any) -> str | None:
+    """Return the fault of a value of a plain type, such as a number or a string; None if it has no fault."""
+    if kind in _BITS:
+        if not _is_whole(value):
+            return f"must be a whole number, got {shown(value)}"
+        return None if -(2 ** _BITS[kind]) <= value < 2 ** _BITS[kind] else f"is out of range: {shown(value)}"
+    if kind == "boolean":
+        return None if isinstance(value, bool) else f"must be true or false, got {shown(value)}"
+    if kind == "quantity":
+        is_one = isinstance(value, (int, float, str)) and not isinstance(value, bool)
+        return (
+            None
+            if is_one and QUANTITY.fullmatch(str(value))
+            else (f"{shown(value)} is not a quantity such as 2, 500m or 4Gi")
+        )
+    if kind == "int-or-string":
+        return (
+            None
+            if is_text(value) or _is_whole(value)
+            else (f"must be a whole number or a string, got {shown(value)}")
+        )
+    if kind == "object":
+        return None if isinstance(value, dict) else f"must be an object, got {shown(value)}"
+    if not is_text(value):
+        return f"must be a string, got {shown(value)}"
+    values = kind.split("|")
+    if len(values) == 1 or value in ("", *values):
+        return None
+    return f"must be {', '.join(values[:-1])} or {values[-1]}, got {shown(value)}"
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether the API server takes a value for a whole number: a boolean is none, and 2.0 is 2."""
+    return not isinstance(value, bool) and (
+        isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    )
+
+
+def _many(kind: str) -> str:
+    return {"string": "strings", "int32": "whole numbers", "int64": "whole numbers"}.get(kind, "objects")
+
+
+@cache
+def _definition(name: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the types of an object's fields by name, and the names of the required fields."""
+    written = _definitions()[name]
+    return (
+        {field.removesuffix("!"): kind for field, kind in written.items()},
+        tuple(field.removesuffix("!") for field in written if field.endswith("!")),
+    )
+
+
+@cache
+def _definitions() -> dict[str, dict[str, str]]:
+    definitions: dict[str, dict[str, str]] = json.loads(
+        files("dtj.api").joinpath("pod_schema.json").read_text(encoding="utf-8")
+    )["definitions"]
+    return definitions
+
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorsPod:
     """The operator's pod over which a template is merged."""
 
     container: str
-    """Name of its one container."""
+    """The name of the pod's only container."""
     purpose: str
-    """What the container does, as a verb for messages: `trains`."""
+    """A verb for messages that tells what the container does, such as `trains`."""
     given: Given
-    """Fields that Kubernetes requires and that the pod has."""
+    """Fields of the operator's pod that Kubernetes requires. A template need not repeat them."""
     volumes: tuple[str, ...] = ()
-    """Names of its volumes."""
+    """Names of the volumes of the operator's pod."""
     variables: frozenset[str] = frozenset()
-    """Variables of its container that the job's strategy sets."""
+    """Environment variables that the job's strategy sets in the container."""
 
     @property
     def naming(self) -> str:
@@ -82,22 +273,22 @@ TENSORBOARD_POD = OperatorsPod(
 )
 
 _NAME_OF_A_CONTAINER = re.compile(r"\.containers\[[0-9]+\]\.name")
-# A deleted pod with more has a deletionTimestamp that no program can read.
+# A longer grace period can put the deletionTimestamp of a deleted pod into a year that no program can read.
 _LONGEST_GRACE_SECONDS = 365 * 86400
 _RESTARTS = "the operator restarts pods itself"
 _SET_BY_OPERATOR = {
-    "hostname": "peers find the pod by it",
-    "hostnameOverride": "peers find the pod by its hostname",
-    "subdomain": "peers find the pod by it",
+    "hostname": "the other pods of the job find the pod by its hostname",
+    "hostnameOverride": "the other pods of the job find the pod by its hostname",
+    "subdomain": "the other pods of the job find the pod by its subdomain",
     "restartPolicy": _RESTARTS,
     "hostNetwork": "two replicas on one node would want the same ports",
     "nodeName": "the scheduler chooses the node; use nodeSelector or affinity",
 }
-_TERMINATION_MESSAGE = "the reason of a failure is read from it"
+_TERMINATION_MESSAGE = "the operator reads the cause of a failure from the container's termination message"
 _SET_BY_OPERATOR_IN_TRAINER = {
     "terminationMessagePath": _TERMINATION_MESSAGE,
     "terminationMessagePolicy": _TERMINATION_MESSAGE,
-    # The kubelet would run the program again in a pod that the operator counts as failed or succeeded.
+    # With a restart policy, the kubelet would start the program again in a pod that the operator counts as ended.
     "restartPolicy": _RESTARTS,
     "restartPolicyRules": _RESTARTS,
 }
@@ -111,7 +302,7 @@ def pod_template_faults(path: str, template: Mapping[str, Any], pod: OperatorsPo
     for key in (key for key in template if key not in ("metadata", "spec")):
         yield Fault(f"{path}.{key_shown(key)}", "unknown field: a PodTemplateSpec has metadata and spec")
     for key in ("metadata", "spec"):
-        # null would remove the operator's metadata or spec, not only that of the template.
+        # A null would remove the metadata or spec of the operator's pod in the merge.
         if not isinstance(template.get(key, {}), dict):
             yield Fault(f"{path}.{key}", f"must be an object, got {shown(template[key])}")
     yield from _metadata(f"{path}.metadata", object_of(template.get("metadata")))
@@ -163,9 +354,9 @@ def _spec(path: str, spec: dict[str, Any], pod: OperatorsPod) -> Iterator[Fault]
 
 
 def _restarts_of_all(path: str, spec: dict[str, Any]) -> Iterator[Fault]:
-    """Yield a fault for each rule of a sidecar or init container by which the kubelet starts the program again.
+    """Yield a fault for each rule by which a sidecar or init container makes the kubelet restart all containers.
 
-    The program would be a rank that starts anew beside ranks of the same attempt. See KEP-5532.
+    The kubelet would start this pod's rank again while the other ranks of the attempt continue. See KEP-5532.
     """
     for kind in ("containers", "initContainers"):
         for container in objects_of(spec.get(kind)):
@@ -176,7 +367,7 @@ def _restarts_of_all(path: str, spec: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _names(path: str, spec: dict[str, Any], pod: OperatorsPod) -> Iterator[Fault]:
-    """Yield the faults of the names of containers and volumes: the merge takes entries of one name for the same."""
+    """Yield the faults of the names of containers and volumes. The merge treats entries of one name as one entry."""
     for lists in (("containers", "initContainers"), ("volumes",)):
         seen: set[str] = set()
         for key in lists:
@@ -223,7 +414,7 @@ def _mounts(path: str, spec: dict[str, Any], pod: OperatorsPod) -> Iterator[Faul
 
 def _container(path: str, container: dict[str, Any], pod: OperatorsPod) -> Iterator[Fault]:
     for key in ("env", "volumeMounts", "ports", "command", "args"):
-        # null would remove the operator's entries.
+        # A null would remove the entries of the operator's container in the merge.
         if key in container and container[key] is None:
             of = "strings" if key in ("command", "args") else "objects"
             yield Fault(f"{path}.{key}", f"must be a list of {of}, got None")
@@ -257,5 +448,5 @@ def _reserved(path: str, container: dict[str, Any], pod: OperatorsPod) -> Iterat
 
 
 def _bracketed(container: dict[str, Any]) -> str:
-    """Return the name of a container as it stands in the path of a field."""
+    """Return the name of a container as the path of a field shows the name between brackets."""
     return key_shown(container.get("name"))

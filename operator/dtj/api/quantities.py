@@ -13,7 +13,7 @@ from typing import Any
 from dtj.api.job import Manifest
 
 Amounts = dict[str, Decimal]
-"""Amounts by resource, in its base unit: cores, bytes, pieces."""
+"""Amounts by the name of the resource, in cores, bytes or pieces."""
 
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
@@ -24,7 +24,7 @@ def amount(quantity: str | int | float) -> Decimal:
     """The number that a quantity means. Raises ValueError for what is none."""
     match = _QUANTITY.fullmatch(str(quantity))
     if match is None:
-        raise ValueError(f"{quantity!r} is no quantity")
+        raise ValueError(f"{quantity!r} is not a quantity")
     number, binary, exponent, decimal = match.groups()
     if binary:
         return Decimal(number) * (1 << 10 * _BINARY[binary])
@@ -83,7 +83,7 @@ def _pod_amounts(pod: Manifest, kind: str) -> Amounts:
 
 def _container_amounts(container: Manifest, kind: str) -> Amounts:
     resources = container.get("resources") or {}
-    # A limit alone is a request of the same size.
+    # As in Kubernetes, a limit without a request stands for a request of the same amount.
     own = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     return amounts(own if kind == "requests" else resources.get("limits"))
 

@@ -1,4 +1,4 @@
-"""Why a condition has its status, and why an event was made: `reason`, one CamelCase word.
+"""The values of `reason`, one CamelCase word, in conditions and events.
 
 Programs of users wait for these words. The operator also reads some of them back from the stored status: a word keeps
 its meaning for ever. docs/reference.md lists the reasons with the texts below.
@@ -10,6 +10,8 @@ from running, or the class of a failure that is not counted as a restart.
 from __future__ import annotations
 
 from enum import StrEnum
+
+from dtj_trainer.contract.failure_class import FailureClass
 
 
 class Reason(StrEnum):
@@ -164,6 +166,8 @@ class Reason(StrEnum):
     # --- Events without a condition ---
     JOB_RESTARTING = "JobRestarting"
     """The next attempt begins after a loss."""
+    RESTARTED_IN_PLACE = "RestartedInPlace"
+    """The ranks started again in the pods that ran, after a failure of the program."""
     EXPORT_FAILED = "ExportFailed"
     """The final model was not exported, by its framework or to ONNX. The job does not fail because of it."""
     EVALUATOR_RESTARTING = "EvaluatorRestarting"
@@ -187,7 +191,7 @@ QUIET: frozenset[str] = frozenset(
         Reason.JOB_SUSPENDED,
     }
 )
-"""Reasons of a false `Running` that belong to the normal course of a job: no event is made of them."""
+"""Reasons of `Running` with status False that belong to the normal course of a job. They cause no event."""
 
 FAILED = (
     Reason.BACKOFF_LIMIT_EXCEEDED,
@@ -197,9 +201,63 @@ FAILED = (
     Reason.START_DEADLINE_EXCEEDED,
     Reason.VALIDATION_FAILED,
 )
-"""All reasons of `Failed`."""
+"""All reasons that the condition `Failed` can have."""
 
 STOPPED: frozenset[str] = frozenset(
     {Reason.DEADLINE_EXCEEDED, Reason.START_DEADLINE_EXCEEDED, Reason.VALIDATION_FAILED}
 )
 """Reasons of `Failed` for which the operator ends every pod, whatever runPolicy.cleanPodPolicy says."""
+
+
+# The values of `status.failure.class`. docs/troubleshooting.md describes all of them for users, and a test compares
+# the page with this list. The description in the CRD is generated from FAILURE_CLASSES.
+
+
+class OperatorFailureClass(StrEnum):
+    """Failures that only the operator can tell. `FailureClass` has those that a container can know of itself."""
+
+    EVICTED = "Evicted"
+    """The cluster evicted the pod. The program is at fault where it filled its storage, otherwise nobody is."""
+    POD_LOST = "PodLost"
+    """The pod was deleted, or its node was lost. No program is at fault."""
+
+    # Reasons that kept a pod from running until a deadline of the run policy passed.
+    IMAGE_PULL = Reason.IMAGE_PULL
+    UNSCHEDULABLE = Reason.UNSCHEDULABLE
+    QUOTA_EXCEEDED = Reason.QUOTA_EXCEEDED
+    FORBIDDEN = Reason.FORBIDDEN
+    CREATE_CONTAINER_CONFIG_ERROR = Reason.CREATE_CONTAINER_CONFIG_ERROR
+    CREATE_CONTAINER_ERROR = Reason.CREATE_CONTAINER_ERROR
+    RUN_CONTAINER_ERROR = Reason.RUN_CONTAINER_ERROR
+    CRASH_LOOP_BACK_OFF = Reason.CRASH_LOOP_BACK_OFF
+    SIDECAR_ENDED = Reason.SIDECAR_ENDED
+
+    STALLED = "Stalled"
+    """The step did not change for runPolicy.stallTimeoutSeconds, and runPolicy.stallPolicy is Restart."""
+    MPIJOB_FAILED = "MPIJobFailed"
+    """mpi-operator reports a failed MPIJob, and no pod says why."""
+    START_DEADLINE_EXCEEDED = Reason.START_DEADLINE_EXCEEDED
+    """runPolicy.startDeadlineSeconds passed, and no known obstacle is to blame."""
+    DEADLINE_EXCEEDED = Reason.DEADLINE_EXCEEDED
+    """runPolicy.activeDeadlineSeconds passed."""
+    VALIDATION_FAILED = Reason.VALIDATION_FAILED
+    """The spec is invalid, or the API server refuses an object of the plan as invalid."""
+
+
+FAILURE_CLASSES: tuple[str, ...] = (*FailureClass, *OperatorFailureClass)
+"""All classes that dtj itself uses. A program that writes its own termination message may name any other class."""
+
+OBSTACLES: frozenset[str] = frozenset(
+    {
+        OperatorFailureClass.IMAGE_PULL,
+        OperatorFailureClass.UNSCHEDULABLE,
+        OperatorFailureClass.QUOTA_EXCEEDED,
+        OperatorFailureClass.FORBIDDEN,
+        OperatorFailureClass.CREATE_CONTAINER_CONFIG_ERROR,
+        OperatorFailureClass.CREATE_CONTAINER_ERROR,
+        OperatorFailureClass.RUN_CONTAINER_ERROR,
+        OperatorFailureClass.CRASH_LOOP_BACK_OFF,
+        OperatorFailureClass.SIDECAR_ENDED,
+    }
+)
+"""Reasons of `Running` that become the class of the failure when runPolicy.startDeadlineSeconds passes."""

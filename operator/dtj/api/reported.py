@@ -1,7 +1,7 @@
-"""The gate for values that a pod reports: a bounded number, a bounded line of text, a time. It drops all else.
+"""Types for values that a pod reports: a bounded number, a bounded line of text, a time. Other values become None.
 
-A program writes what it likes to its progress, its termination message and its log. The API server refuses a whole
-status for one value that has not the form of its field. So each such value passes this module, and nothing else does.
+A program can write anything into its progress, its termination message and its log. The API server refuses a whole
+status if one value does not fit the schema. Therefore each field of the status with a reported value has such a type.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pydantic import BaseModel, BeforeValidator, WithJsonSchema
 from dtj_trainer import contract
 
 MOST_COUNTED = 10**15
-"""No program takes more optimizer steps, and a float holds each whole number up to it."""
+"""The largest count. No program takes more steps, and a float represents each smaller whole number exactly."""
 MOST_MEASURED = 3.4e38
-"""The largest number of a float32, in which programs compute."""
+"""The largest measured value: that of a float32, the type in which programs compute."""
 URI_LENGTH = 1024
 SENTENCE_LENGTH = 300
 MOST_NAMES = 3
 _TIME_LENGTH = 64
-# C0, DEL, C1, line and paragraph separators, and surrogates, which UTF-8 can't express.
+# Control characters (C0, DEL, C1), line and paragraph separators, and surrogates, which UTF-8 can't express.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _SPACES = "\t\n\r\x0b\x0c\x85\u2028\u2029"
 Model = TypeVar("Model", bound=BaseModel)
@@ -59,7 +59,7 @@ def _count(value: object) -> int | None:
 def _measured(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    # In this order: an int may be too large for a float.
+    # Compare first: math.isfinite raises OverflowError for an int that is too large for a float.
     if not -MOST_MEASURED <= value <= MOST_MEASURED or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.4g}")
@@ -71,7 +71,10 @@ def _percent(value: object) -> float | None:
 
 
 def _time(value: object) -> str | None:
-    """RFC 3339 in UTC: Python reads more forms than the API server (2026-01-01 00:00:00+00:00)."""
+    """Return a reported time as RFC 3339 in UTC; None for a value that is not a time.
+
+    Python also reads forms that the API server refuses, such as 2026-01-01 00:00:00+00:00: the result has one form.
+    """
     if not isinstance(value, str) or len(value) > _TIME_LENGTH:
         return None
     try:
@@ -100,24 +103,24 @@ def _names(value: object) -> list[str] | None:
 
 
 Count = Annotated[int | None, BeforeValidator(_count)]
-"""What a program counted."""
+"""A whole number that a program counted, such as steps; None if it is out of range."""
 Measured = Annotated[float | None, BeforeValidator(_measured)]
-"""What a program measured, to four digits. JSON has no form for NaN and infinity: they are dropped."""
+"""A number that a program measured, to four digits. NaN and infinity become None, since JSON can't express them."""
 Percent = Annotated[float | None, BeforeValidator(_percent)]
-"""A share of 100; what lies outside is the nearest bound."""
+"""A percentage. A value below 0 becomes 0, and a value above 100 becomes 100."""
 ReportedTime = Annotated[
     str | None, BeforeValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})
 ]
-"""A time with its zone, to the second."""
+"""A time in UTC, to the second, as RFC 3339."""
 ReportedUri = Annotated[str | None, BeforeValidator(_uri)]
-"""An address, without control characters."""
+"""A URI without control characters."""
 ReportedSentence = Annotated[str | None, BeforeValidator(_sentence)]
 """A sentence for people in one line, without control characters."""
 ReportedNames = Annotated[list[str] | None, BeforeValidator(_names)]
 """A few names of files, without control characters."""
 
 ReportedSource = Annotated[str | None, BeforeValidator(_source)]
-"""Where figures come from: a word of the contract."""
+"""The source of the figures: one of the words that `dtj_trainer.contract` defines."""
 
 
 def take(model: type[Model], said: object) -> tuple[Model | None, int]:

@@ -1,4 +1,4 @@
-"""What can't work of a `schedulingPolicy`, alone or with the templates of a job."""
+"""Faults of `runPolicy.schedulingPolicy`, alone or together with the pod templates of a job."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 from dtj.api.job import Fault, Job
 from dtj.api.pod_template import object_of, pod_spec
-from dtj.api.scheduling import Gang
-from dtj.api.spec import JobSpec
-from dtj.api.strategy import pods_of
+from dtj.api.spec import Gang
 
 COSCHEDULING_SCHEDULER = "scheduler-plugins-scheduler"
-"""What scheduler-plugins calls its scheduler when it is installed beside the cluster's own."""
+"""The name of the scheduler of scheduler-plugins, where it runs beside the cluster's default scheduler."""
 VOLCANO_SCHEDULER = "volcano"
 POD_GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
@@ -19,28 +17,29 @@ KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
 KUEUE_INDEX_LABEL = "kueue.x-k8s.io/pod-group-pod-index-label"
-"""The annotation that names the label with a pod's index: topology-aware scheduling gives neighbours the ranks of
-neighbours (https://kueue.sigs.k8s.io/docs/reference/labels-and-annotations)."""
+"""The annotation that tells Kueue which label has a pod's index. By this index, topology-aware scheduling places
+neighbouring ranks close to each other (https://kueue.sigs.k8s.io/docs/reference/labels-and-annotations)."""
 KUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
 _POLICY = "spec.runPolicy.schedulingPolicy"
-# What the operator writes on the pods of a gang, and a template may not.
+# The labels and annotations that the operator writes on the pods of a gang. A template must not set them.
 _WRITTEN = {
     Gang.NONE: (),
     Gang.COSCHEDULING: (POD_GROUP_LABEL,),
     Gang.VOLCANO: (VOLCANO_GROUP,),
     Gang.KUEUE: (KUEUE_QUEUE, KUEUE_GROUP, KUEUE_COUNT, KUEUE_RETRIABLE),
 }
-# Schedulers that know nothing of the pod groups of a gang; the cluster's own may have the plugin of Coscheduling.
+# Schedulers that ignore the pod groups of a gang. For Coscheduling, default-scheduler is not listed: the scheduler
+# may contain the plugin.
 _WRONG_SCHEDULERS = {
     Gang.COSCHEDULING: (VOLCANO_SCHEDULER,),
     Gang.VOLCANO: ("default-scheduler", COSCHEDULING_SCHEDULER),
 }
 
 
-def members(spec: JobSpec) -> int:
+def members(job: Job) -> int:
     """The number of pods that are created first: a gang consists of them."""
-    first = spec.rules.created_first()
-    return sum(count for role, count in pods_of(spec) if role in first)
+    first = job.rules.named["created_first"]
+    return sum(count for role, count in job.pods.items() if role in first)
 
 
 def scheduling_faults(job: Job) -> Iterator[Fault]:
@@ -58,7 +57,7 @@ def scheduling_faults(job: Job) -> Iterator[Fault]:
         )
     elif least is not None and gang is Gang.NONE:
         yield Fault(f"{_POLICY}.minAvailable", "needs gang: Coscheduling or Volcano, and gang is None")
-    elif least is not None and least > (most := members(job.spec)):
+    elif least is not None and least > (most := members(job)):
         yield Fault(
             f"{_POLICY}.minAvailable",
             f"must be at most {most}, the pods that the job begins with, got {least}: they would wait for ever",
@@ -68,7 +67,9 @@ def scheduling_faults(job: Job) -> Iterator[Fault]:
 
 def _template_faults(job: Job, gang: Gang) -> Iterator[Fault]:
     schedulers: dict[str, str] = {}
-    for role, replica in job.spec.replica_specs.with_pods().items():
+    for role, replica in job.given.items():
+        if not replica.replicas:
+            continue
         path = f"spec.replicaSpecs.{role}.template"
         metadata, spec = object_of(replica.template.get("metadata")), pod_spec(replica)
         for kind in ("labels", "annotations"):
@@ -81,7 +82,7 @@ def _template_faults(job: Job, gang: Gang) -> Iterator[Fault]:
                 f"{path}.spec.schedulerName",
                 f"{scheduler} does not know the pod groups of gang: {gang}; remove it, or name one that does",
             )
-        elif gang in _WRONG_SCHEDULERS and role in job.spec.rules.created_first():
+        elif gang in _WRONG_SCHEDULERS and role in job.rules.named["created_first"]:
             schedulers[path] = str(scheduler or "")
     if len({*schedulers.values()}) > 1:
         yield Fault(

@@ -1,13 +1,14 @@
-"""What pydantic finds wrong with a value, in the words of the one who wrote it."""
+"""Sentences for the errors that pydantic finds, in words for the author of a job file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from dtj.api.patterns import MEANINGS
 from dtj.api.shown import shown
 
+MEANINGS: dict[str, str] = {}
+"""A description of each regular expression in the schema. It completes the sentence "must be …"."""
 _KINDS = {
     "model_type": "an object",
     "dict_type": "an object",
@@ -18,6 +19,16 @@ _KINDS = {
     "int_parsing_size": "a whole number of 64 bits",
     "bool_type": "true or false",
 }
+
+
+def pattern(expression: str, meaning: str) -> str:
+    """Return the expression of a field's pattern, and remember what it means: an expression tells few people what to
+    write.
+
+    meaning: what a value is, to be read after "must be".
+    """
+    MEANINGS[expression] = meaning
+    return expression
 
 
 def sentence(error: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ _brief.maxlevel = 4
 def shown(value: Any) -> str:
     """A value of plain data as Python writes it, in at most some 200 characters; how large it is costs nothing."""
     try:
-        # reprlib cuts a text in its middle.
+        # Cut a long string at its end. reprlib would cut the string in its middle.
         text = repr(value[: _LONGEST + 1]) if isinstance(value, str) else _brief.repr(value)
     except ValueError:
         return "a number of too many digits"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from functools import cached_property
+from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, GetCoreSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from dtj.api.base import ApiModel
-from dtj.api.condition_types import ConditionType
-from dtj.api.failure_classes import FAILURE_CLASSES
+from dtj.api.reasons import FAILURE_CLASSES
 from dtj.api.reported import (
     Count,
     Measured,
@@ -22,8 +25,46 @@ from dtj.api.reported import (
 )
 from dtj.api.shown import enumerated
 
+# The types of a job's conditions. The descriptions in the CRD are made from this list.
+
+
+class ConditionType(StrEnum):
+    """The conditions that a job can have, in the order in which the status lists them.
+
+    `Created` and `Running` are always there. The others appear when they hold for the first time.
+    """
+
+    CREATED = "Created"
+    """The operator has taken up the job."""
+    RUNNING = "Running"
+    """All pods that the training needs run. While the condition is False, its message says what the job waits for."""
+    RESTARTING = "Restarting"
+    """The training, or replicas of it, start again after a loss. Becomes False when all pods run."""
+    SUSPENDED = "Suspended"
+    """The user or a queue has suspended the job, and all its pods have ended."""
+    SUCCEEDED = "Succeeded"
+    """The program came to its end. The job has ended."""
+    FAILED = "Failed"
+    """The job has ended without success."""
+    BOTTLENECK = "Bottleneck"
+    """Parameter servers or one worker hold up the training."""
+    CHECKPOINT_DELAYED = "CheckpointDelayed"
+    """Files change, and have made no checkpoint for minutes: they are incomplete, or a pod's files are missing."""
+    STALLED = "Stalled"
+    """All pods run, and the step does not change. Unknown: the pod that reports the step does not answer."""
+    ARTIFACTS_INCOMPLETE = "ArtifactsIncomplete"
+    """Files of pods can't be read, the bucket refuses them, or a volume had no room for them at the restore. The
+    message names the files."""
+    RECORDED = "Recorded"
+    """`end.json` in the bucket says how the job ended, or that it is suspended. A job without artifacts has none."""
+
+
+OF_UPLOADS = (ConditionType.CHECKPOINT_DELAYED, ConditionType.ARTIFACTS_INCOMPLETE)
+"""The conditions that tell of problems with the uploads of a job."""
+
+
 Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
-"""RFC 3339, UTC, whole seconds."""
+"""A time in UTC as RFC 3339, in whole seconds."""
 
 
 MOST_SKIPPED = 3
@@ -60,13 +101,36 @@ class Condition(ApiModel):
     status: ConditionStatus
     """True, False or Unknown."""
     reason: Annotated[str, Field(max_length=1024)]
-    """Why, in one CamelCase word."""
+    """The reason for the condition's status, in one CamelCase word."""
     message: Annotated[str, Field(max_length=32768)] = ""
-    """Why, in a sentence."""
+    """The reason for the condition's status, in a sentence."""
     last_transition_time: Time
-    """When status changed last."""
+    """When the condition's status changed last."""
     observed_generation: int = 0
-    """The generation of the spec that this was computed from."""
+    """The generation of the spec from which this was computed."""
+
+
+class Conditions(tuple[Condition, ...]):
+    """The conditions of a status, in order. They can't change, so that what is asked of them is worked out once."""
+
+    @cached_property
+    def by_type(self) -> Mapping[ConditionType, Condition]:
+        """The first condition of each type."""
+        return {each.type: each for each in reversed(self)}
+
+    @cached_property
+    def holding(self) -> frozenset[ConditionType]:
+        """The types of those that are True."""
+        return frozenset([kind for kind, each in self.by_type.items() if each.status == ConditionStatus.TRUE])
+
+    @cached_property
+    def finished(self) -> bool:
+        """Whether the job has succeeded or failed for good."""
+        return not self.holding.isdisjoint((ConditionType.SUCCEEDED, ConditionType.FAILED))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_after_validator_function(cls, handler.generate_schema(tuple[Condition, ...]))
 
 
 class ReplicaStatus(ApiModel):
@@ -75,7 +139,7 @@ class ReplicaStatus(ApiModel):
     desired: int = 0
     """Pods asked for."""
     active: int = 0
-    """Pods waiting to run or running; when the job has ended, without those that end with it."""
+    """Pods that wait to run or run. After the end of the job, pods that end with the job do not count."""
     ready: int = 0
     """Running pods that answer."""
     succeeded: int = 0
@@ -88,16 +152,37 @@ class Restarts(ApiModel):
     """How often the job was started again, by cause."""
 
     application: int = 0
-    """After failures of the program; counts against runPolicy.backoffLimit."""
+    """Restarts after failures of the program, which count against runPolicy.backoffLimit."""
+    in_place: int | None = None
+    """How many of the restarts after failures of the program were in place: the ranks started again in the pods that
+    ran. None if there was none."""
     infrastructure: int = 0
-    """After lost pods or nodes, evictions and preemptions."""
+    """Restarts after lost pods or nodes, evictions and preemptions."""
     evaluator: int | None = None
-    """Of the evaluator alone, whatever the cause: the training does not notice."""
+    """Restarts of the evaluator alone, for any cause. They do not interrupt the training."""
 
     @property
     def of_training(self) -> int:
         """How often the training was started again, whatever the cause."""
         return self.application + self.infrastructure
+
+    @property
+    def in_words(self) -> str:
+        """How often the training was started again: `3 restarts, 2 in place`."""
+        count = self.of_training
+        words = f"{count} restart" + ("" if count == 1 else "s")
+        return f"{words}, {self.in_place} in place" if self.in_place else words
+
+    @property
+    def by_cause(self) -> str:
+        """The number of restarts of each cause: `2 application (1 in place), 1 evaluator`; empty for none."""
+        application = f"application ({self.in_place} in place)" if self.in_place else "application"
+        counts = {
+            application: self.application,
+            "infrastructure": self.infrastructure,
+            "evaluator": self.evaluator,
+        }
+        return ", ".join(f"{count} {cause}" for cause, count in counts.items() if count)
 
 
 class ProgressStatus(ApiModel):
@@ -136,26 +221,26 @@ class CheckpointStatus(ApiModel):
     """The newest complete checkpoint in the bucket."""
 
     step: Count = None
-    """Step at which it was made."""
+    """Step at which the checkpoint was saved."""
     time: ReportedTime = None
-    """When its upload was complete."""
+    """When the upload of the checkpoint was complete."""
     uri: ReportedUri = None
-    """Where it is."""
+    """URI of the checkpoint."""
     new: ReportedNames = None
-    """Up to three of the newest names in it."""
+    """Names of up to three of the newest files in the checkpoint."""
 
 
 class PodCheckpointStatus(ApiModel):
     """A complete checkpoint on the disk of the pod of rank 0, or of the chief, that the bucket does not have."""
 
     number: Count = None
-    """Orders the checkpoints of a claim."""
+    """Number of the checkpoint among those of the same claim."""
     claim: Count = None
-    """The claim; without artifacts the attempt."""
+    """Number of the claim with which the attempt writes to the bucket; without artifacts the attempt."""
     step: Count = None
-    """Step at which it was made."""
+    """Step at which the checkpoint was saved."""
     time: ReportedTime = None
-    """When it was complete."""
+    """When the checkpoint was complete."""
 
 
 class RestoredStatus(ApiModel):
@@ -164,9 +249,9 @@ class RestoredStatus(ApiModel):
     attempt: Count = None
     """The attempt."""
     uri: ReportedUri = None
-    """Where the checkpoint is."""
+    """URI of the checkpoint."""
     first_step: Count = None
-    """The first step that the program reported since."""
+    """The first step that the program reported after the restore."""
 
 
 class ResumedFromStatus(ApiModel):
@@ -175,7 +260,8 @@ class ResumedFromStatus(ApiModel):
     uri: str
     """The value of spec.artifacts.resumeUri."""
     attempt: int
-    """The attempt that restored it first. A later one restores it while there is none of this attempt or after it."""
+    """The attempt that restored the checkpoint first. Later attempts restore it again until a newer checkpoint
+    exists."""
 
     @property
     def checkpoint(self) -> str:
@@ -184,7 +270,7 @@ class ResumedFromStatus(ApiModel):
 
 
 class ArtifactsStatus(ApiModel):
-    """What is in the bucket."""
+    """The files of the job in the bucket."""
 
     uri: ReportedUri = None
     """The job's own prefix."""
@@ -202,11 +288,11 @@ class TensorBoardStatus(ApiModel):
     """The job's own TensorBoard."""
 
     url: str | None = None
-    """Where it is, in the cluster."""
+    """URL of the TensorBoard in the cluster."""
     ready: bool = False
-    """Whether it answers."""
+    """Whether the TensorBoard answers."""
     message: str | None = None
-    """Why it can't be made, where the API server says so."""
+    """Why the API server refuses the TensorBoard's objects; none if it does not."""
 
 
 class Failure(ApiModel):
@@ -217,24 +303,24 @@ class Failure(ApiModel):
     role: str | None = None
     """Role of the replica at fault."""
     index: int | None = None
-    """Its index in the role."""
+    """Index of the replica in the role."""
     rank: int | None = None
-    """Its rank, where one process is at fault."""
+    """Rank at fault, if it is known."""
     pod: str | None = None
-    """Its pod."""
+    """Pod of the replica."""
     node: str | None = None
-    """The node on which it ran."""
+    """Node on which the pod ran."""
     exit_code: int | None = None
-    """0 to 255; 128+n by signal n."""
+    """Exit code, 0 to 255; 128+n after signal n."""
     signal: int | None = None
-    """The signal that ended it."""
+    """Signal that ended the program."""
     failure_class: str | None = Field(
         default=None, alias="class", description=f"{enumerated(FAILURE_CLASSES, 'or')}."
     )
     message: str | None = None
     """The cause in a sentence."""
     last_log_lines: list[str] | None = None
-    """At most 20 lines that it printed last."""
+    """Last lines that the replica printed, at most 20."""
 
     @property
     def source(self) -> str:
@@ -248,50 +334,53 @@ class JobStatus(ApiModel):
     """What became of the job so far."""
 
     observed_generation: int | None = None
-    """The generation of the spec that this was computed from."""
+    """The generation of the spec from which this was computed."""
     phase: Phase | None = Field(default=None, description=f"{enumerated(Phase, 'or')}.")
     state: str | None = None
-    """The phase, or in its place the lasting condition that a person must know, such as Stalled, Unschedulable,
-    ImagePullBackOff or OOMKilled."""
+    """The phase, or instead a word for a lasting problem, such as Stalled, Unschedulable, ImagePullBackOff or
+    OOMKilled."""
     message: str | None = None
-    """Why, in one line; none where the state says all."""
+    """The cause of the state, in one line; none if the state tells all."""
     gpus: int | None = None
     """GPUs, or other accelerators, that the job asks for at its present size, over all replicas; none for a job
     without them. Devices of resourceClaims do not count."""
-    conditions: list[Condition] = Field(default=[], description=f"{', '.join(ConditionType)}.")
+    conditions: Conditions = Field(default=Conditions(), description=f"{', '.join(ConditionType)}.")
     replica_statuses: dict[str, ReplicaStatus] = {}
     """Pods by role."""
     completed_indexes: dict[str, str] | None = None
     """The replicas of the present attempt that have completed, by role, as completedIndexes of a Kubernetes Job:
-    1,3-5. Only where pods train in step, as in TorchDistributed. Their pods may go before the job ends."""
+    1,3-5. Only where the job needs no more of such a replica, as in TorchDistributed and of workers beside ps. Their
+    pods may go before the job ends."""
     start_time: Time | None = None
-    """When the operator took the job up, or it was resumed; none while it is suspended."""
+    """When the operator took up the job, or when the job was last resumed; none while the job is suspended."""
     all_running_time: Time | None = None
-    """When all ranks ran first: of the present attempt, where an attempt is a start of all of them."""
+    """When all ranks ran for the first time. If each attempt starts all ranks: in the present attempt."""
     retry_time: Time | None = None
-    """From when on replicas could start again, after the pause: runPolicy.startDeadlineSeconds counts from then, also
-    over retries that the cluster ended before all of them ran."""
+    """When the pause before the last restart ended. runPolicy.startDeadlineSeconds counts from this time, also over
+    retries that the cluster ended before all replicas ran."""
     restart_time: Time | None = None
-    """When the job, or replicas of it, were started again last: the pause before counts from then."""
+    """When the operator last began to restart the job or replicas of it. The pause before the restart counts from
+    this time."""
     trained_time: Time | None = None
-    """When the training came to its end, where an evaluator is waited for since:
-    parameterServer.evaluatorTimeoutSeconds counts from then."""
+    """When the training ended, if the job waits for its evaluator. parameterServer.evaluatorTimeoutSeconds counts
+    from this time."""
     nothing_kept: bool | None = None
-    """True where an evaluator is waited for, and the training has left neither a checkpoint nor a model."""
+    """True if the job waits for its evaluator, and the training has left neither a checkpoint nor a model."""
     completion_time: Time | None = None
     """When the job succeeded or failed."""
     attempt: int = 0
-    """Which attempt this is, from 1: one more with each restart of the job or of replicas of it, and each time
-    that it goes on after it was suspended."""
+    """Number of the attempt, from 1. Each restart of the job or of some replicas, and each resumption after a
+    suspension, adds one."""
     replica_attempts: dict[str, int] | None = None
-    """In which attempt replicas were started that have been started again alone, by <role>-<index>; the others: 1.
-    Only where a strategy restarts less than the whole job."""
+    """By <role>-<index>: the attempt in which a replica was started that has restarted alone. Other replicas: 1. Only
+    in strategies that restart less than the whole job."""
     restarts: Restarts = Restarts()
     """How often the job, or replicas of it, were started again, by cause."""
     restarts_in_a_row: int | None = None
-    """How many of them without 10 minutes of training in between: the pause before the next one grows with it."""
+    """Number of restarts in a row without 10 minutes of training in between. The pause before a restart grows with
+    this number."""
     ssh_secret: str | None = None
-    """Name of the Secret with the job's ssh key, where its strategy needs one."""
+    """Name of the Secret with the job's ssh key, if the strategy needs one."""
     node_failures: dict[str, int] | None = None
     """How often the job lost pods on a node, by the node's name (runPolicy.avoidNodeAfterFailures)."""
     progress: ProgressStatus | None = None
@@ -299,13 +388,13 @@ class JobStatus(ApiModel):
     step_time: Time | None = None
     """When the operator saw progress.step move last; only with runPolicy.stallTimeoutSeconds."""
     artifacts: ArtifactsStatus | None = None
-    """What is in the bucket."""
+    """The files of the job in the bucket."""
     pod_checkpoint: PodCheckpointStatus | None = None
-    """A checkpoint that only a pod of the running attempt has. It goes with the pod. It changes together with
-    progress or artifacts, so it may be older than the newest one."""
+    """A checkpoint that only a pod of the running attempt has. The checkpoint is lost with the pod. This field is
+    updated only together with progress or artifacts, so the pod may have a newer checkpoint."""
     skipped_checkpoints: list[str] | None = None
-    """Checkpoints from which attempts failed before their first step: the next attempt restores another one. None
-    once there is a newer checkpoint, or the job is resumed."""
+    """Checkpoints from which attempts failed before their first step. The next attempt restores another checkpoint.
+    Empty again after a newer checkpoint or a resumption of the job."""
     resumed_from: ResumedFromStatus | None = None
     """The checkpoint to which the user went back last (dtj resume --checkpoint)."""
     tensorboard: TensorBoardStatus | None = None
@@ -315,12 +404,11 @@ class JobStatus(ApiModel):
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of that type, if there is one."""
-        return next((c for c in self.conditions if c.type == kind), None)
+        return self.conditions.by_type.get(kind)
 
     def holds(self, kind: ConditionType) -> bool:
         """Whether the condition of that type is True."""
-        found = self.condition(kind)
-        return found is not None and found.status == ConditionStatus.TRUE
+        return kind in self.conditions.holding
 
     @property
     def checkpoints_to_skip(self) -> list[str]:
@@ -331,11 +419,6 @@ class JobStatus(ApiModel):
         return [uri.rpartition("/")[2] for uri in skipped] if len(skipped) < MOST_SKIPPED else []
 
     @property
-    def current_attempt(self) -> int:
-        """The number of the attempt that runs, or of the first one while the job has not begun."""
-        return max(self.attempt, 1)
-
-    @property
     def finished(self) -> bool:
         """Whether the job has succeeded or failed for good."""
-        return self.holds(ConditionType.SUCCEEDED) or self.holds(ConditionType.FAILED)
+        return self.conditions.finished

@@ -1,14 +1,16 @@
-"""The rules of a strategy, as validation, CLI, client and status ask them. `dtj.api.strategies` registers them."""
+"""The type of a strategy's rules, which validation, CLI, client and status read. See also `dtj.api.strategies`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
 
-if TYPE_CHECKING:
-    from dtj.api.job import Job
-    from dtj.api.spec import JobSpec
+from dtj.api.spec import JobSpec, ReplicaSpec
+
+Hosts = Mapping[str, str]
+"""By role: the host name of the pod of index 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,11 +18,11 @@ class Role:
     """The rules of one role of a strategy."""
 
     required: bool = False
-    """The job must give an entry."""
+    """The job must have an entry for the role in replicaSpecs."""
     unless: str = ""
-    """When the job needs no entry of a required role, for the message of a missing entry."""
+    """The condition under which a job needs no entry of a required role: a clause for the message about the entry."""
     implied: bool = False
-    """The role has pods also where the job gives no entry."""
+    """The role has pods even if the job has no entry for the role."""
     instead_of: str | None = None
     """Name of a role that can't have pods in the same job."""
     single: bool = False
@@ -28,7 +30,7 @@ class Role:
     without_gpus: str | None = None
     """Why the role may have no GPUs; None: it may have them."""
     created_first: bool = True
-    """The pods need no other pod of the job: they are created first, and a gang consists of them."""
+    """The pods need no other pod of the job. The operator creates them first, and only they belong to a gang."""
     runs_program: bool = True
     """The pods run the job's command. Other pods run what the strategy gives them."""
     decides: bool = False
@@ -38,18 +40,18 @@ class Role:
     reports: bool = False
     """The pod of index 0 reports the progress."""
     evaluates: bool = False
-    """The training goes on without the pods."""
+    """The pods evaluate checkpoints. The training continues without them."""
     holds_state: bool = False
     """The pods hold a part of the training's state. Such a pod must not end before the training, and the training
     can't go on without it."""
     collects_ranks: bool = False
-    """The log of the pod has the lines of all ranks."""
+    """The log of the pod contains the output of all ranks, as that of mpirun's launcher does."""
     option: str | None = None
-    """The option of `dtj new` that asks for the pods: `workers`, `ps` or `evaluator`; None: nobody is asked."""
+    """The option of `dtj new` for the number of pods: `workers`, `ps` or `evaluator`; None: there is no option."""
     ranks: Callable[[JobSpec, int], range] | None = None
     """The ranks that run in the pod of an index; None: no ranks run in the role."""
     resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """With `implied`: requests and limits of the pod of a job that gives no entry."""
+    """With `implied`: requests and limits of the role's pod in a job without an entry for the role."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class ScriptMark:
     """A name of a library. A script that uses the name is written for a strategy."""
 
     name: str
-    """As the library documents it: tensorflow.distribute.ParameterServerStrategy. Names below it count, too."""
+    """A name that scripts of the strategy use: tensorflow.distribute.ParameterServerStrategy, or a name below it."""
     replicas: Mapping[str, int] = field(default_factory=dict)
     """The number of pods of each role that such a script needs besides its workers."""
 
@@ -80,7 +82,7 @@ class StrategyRules:
 
     name: str
     description: str
-    """For the description of `spec.strategy`."""
+    """What the strategy is, as a clause. The description of `spec.strategy` in the CRD contains it."""
     roles: Mapping[str, Role]
     starter: Starter
     block: str | None = None
@@ -88,46 +90,50 @@ class StrategyRules:
     form: Callable[[JobSpec], StrategyRules] | None = None
     """The rules of a job whose roles depend on what its spec names; None: every job has these rules."""
     form_of_pods: Callable[[Collection[str]], StrategyRules] | None = None
-    """The same by the roles that have pods, for a job whose spec can't be read."""
+    """As `form`, but from the names of the roles that have pods: for a job whose spec can't be read."""
     restarts_alone: bool = False
-    """A lost replica restarts alone, or with its group (`restart_groups`); else every replica restarts."""
-    volumes: Callable[[JobSpec], tuple[str, ...]] = lambda _: ()
+    """Whether a lost replica restarts alone, or with its group (`restart_groups`). False: all replicas restart."""
+    holds_rounds: Callable[[JobSpec], bool] = lambda _: False
+    """Whether the pods of a job can restart their ranks in place."""
+    evaluator_timeout: Callable[[JobSpec], float] | None = None
+    """Seconds that the pod that evaluates may run after the end of the training; None: 0."""
+    volumes: tuple[str, ...] = ()
     """Names of the volumes that the strategy adds to each pod."""
-    peer_list_bytes: Callable[[Job], int] = lambda _: 0
-    """Size of the list of pods that the strategy writes into the job's ConfigMap."""
+    peer_list_bytes: Callable[[Hosts, Mapping[str, int], int], int] = lambda *_: 0
+    """Returns the size of the list of pods that the strategy writes into the job's ConfigMap.
+
+    Its arguments: the host of the first pod of each role, the number of pods of each role, and the ranks in a pod.
+    """
     peer_list_variable: str | None = None
-    """The environment variable that holds the whole list of pods, where there is one."""
+    """The environment variable that holds the whole list of pods; None if the strategy has none."""
     facts: Callable[[Mapping[str, Any]], dict[str, str]] = lambda _: {}
-    """What `dtj report` shows of a spec as plain data, besides what it shows of every strategy."""
-    faults: Callable[[Job], Iterable[tuple[str, str]]] = lambda _: ()
-    """What is wrong with a job in the strategy's own terms: the field and the message of each fault."""
+    """Returns rows for `dtj report` that only this strategy has, from a spec as plain data."""
+    faults: Callable[[JobSpec], Iterable[tuple[str, str]]] | None = None
+    """Returns faults of a spec that only this strategy has: the field and the message of each fault."""
     notes: Callable[[JobSpec], tuple[str, ...]] = lambda _: ()
-    """Sentences for `dtj plan` on what the strategy makes of a spec."""
+    """Returns sentences that `dtj plan` prints about decisions that the strategy takes for a spec."""
     variables: frozenset[str] = frozenset()
     """Environment variables of its own that the strategy sets, and that a job must not set."""
     script_marks: tuple[ScriptMark, ...] = ()
-    """How `dtj submit SCRIPT` recognizes a script of the strategy. A script without a mark has the first one."""
+    """How `dtj submit SCRIPT` recognizes scripts of the strategy. The numbers of pods come from the first mark if the
+    user names the strategy and the script has no mark."""
     executables: tuple[str, ...] = ()
-    """Programs of which `dtj run` needs one on the machine."""
+    """Alternative programs, such as two versions of mpirun. `dtj run` needs one of them on the machine."""
     shares_gpus: bool = False
-    """On one machine every rank sees all GPUs of the job, and chooses by its local rank."""
+    """With `dtj run`, every rank sees all GPUs of the job, and the program chooses one by its local rank."""
 
     @property
     def ranked(self) -> bool:
         """Whether the processes of the training are numbered as ranks."""
         return any(role.ranks for role in self.roles.values())
 
-    def names(self, rule: Callable[[Role], object]) -> tuple[str, ...]:
-        """Names of the roles for which a rule holds."""
-        return tuple(name for name, role in self.roles.items() if rule(role))
-
-    def created_first(self) -> tuple[str, ...]:
-        """Names of the roles whose pods are created first."""
-        return self.names(lambda role: role.created_first)
-
-    def of(self, spec: JobSpec) -> StrategyRules:
-        """The rules of one job."""
-        return self.form(spec) if self.form is not None else self
+    @cached_property
+    def named(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of the roles for which a field of `Role` is set, by the name of the field."""
+        return {
+            each.name: tuple(name for name, role in self.roles.items() if getattr(role, each.name))
+            for each in fields(Role)
+        }
 
     def of_pods(self, roles: Collection[str]) -> StrategyRules:
         """The rules of a job of which only the roles that have pods are known."""
@@ -143,41 +149,49 @@ class StrategyRules:
         if not self.restarts_alone:
             return None
 
-        def of(rule: Callable[[Role], object]) -> list[str]:
-            return [name for role in self.names(rule) for name in pods.get(role, ())]
+        def of(rule: str) -> list[str]:
+            return [name for role in self.named[rule] for name in pods.get(role, ())]
 
-        together = frozenset(of(lambda role: role.holds_state))
+        together = frozenset(of("holds_state"))
         if together:
-            together |= {*of(lambda role: role.decides)[:1]}
+            together |= {*of("decides")[:1]}
         else:
             together = frozenset(name for names in pods.values() for name in names)
-            together -= {*of(lambda role: role.evaluates)}
+            together -= {*of("evaluates")}
         return {
             name: together if name in together else frozenset({name})
             for names in pods.values()
             for name in names
         }
 
+    def pods_of(self, given: Mapping[str, ReplicaSpec]) -> dict[str, int]:
+        """The roles that have pods in a job, the implied roles among them, and the number of pods.
+
+        given: the roles that have an entry.
+        """
+        return {
+            name: count
+            for name, role in self.roles.items()
+            if (count := given[name].replicas if name in given else int(role.implied))
+        }
+
     def role_of_option(self, option: str) -> str | None:
         """Name of the role for which an option of `dtj new` asks."""
-        return next(iter(self.names(lambda role: role.option == option)), None)
+        return next((name for name, role in self.roles.items() if role.option == option), None)
 
     def ranks_of(self, spec: JobSpec, role: str, index: int) -> range:
         """The ranks that run in a pod; empty where no rank runs in it."""
         known = self.roles.get(role)
         return known.ranks(spec, index) if known is not None and known.ranks is not None else range(0)
 
+    def procs(self, spec: JobSpec) -> int:
+        """Ranks in each pod that runs ranks; 1 for a strategy without ranks."""
+        for role in self.roles.values():
+            if role.ranks is not None:
+                return len(role.ranks(spec, 0))
+        return 1
 
-def count_of_digits(count: int) -> int:
-    """How many digits the numbers from 0 below `count` have together."""
+
+def digits_in_indexes(count: int) -> int:
+    """Return how many digits the indexes 0 to `count` - 1 have in total."""
     return sum(max(count - (10**power if power else 0), 0) for power in range(len(str(count))))
-
-
-def pods_of(spec: JobSpec) -> Iterator[tuple[str, int]]:
-    """The roles that have pods in a job, the implied roles among them, and the number of pods."""
-    given = spec.replica_specs.given()
-    for name, role in spec.rules.roles.items():
-        if name in given and given[name].replicas:
-            yield name, given[name].replicas
-        elif name not in given and role.implied:
-            yield name, 1

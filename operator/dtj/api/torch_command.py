@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from posixpath import basename
 
@@ -33,7 +33,7 @@ _QUOTED_OR_COMMENT = re.compile(
     r"""(?m)(?P<quoted>'[^']*'|"(?:\\[\s\S]|[^"\\])*"|\\[\s\S])|(?:^|(?<=\s))#.*$"""
 )
 _SEPARATORS = ";&|()\n"
-# Options without a value. The parsers of all three take `-` and `_` as the same.
+# Options without a value. The parsers of all three programs treat `-` and `_` in an option as the same.
 _SWITCHES = {
     TORCHRUN: {
         *("--standalone", "--module", "-m", "--no-python", "--run-path", "--use-env", "--virtual-local-rank"),
@@ -76,7 +76,7 @@ class Launcher:
     name: str
     """TORCHRUN, ACCELERATE or DEEPSPEED."""
     options: Mapping[str, Option]
-    """By name, with `-` in place of `_`. Of an option that is given twice, the last."""
+    """The options by name, with `-` in place of `_`. The last one wins if an option is given twice."""
     word: str
     """The word of the command that has the launcher: the launcher, or the text of a shell."""
     at: int | None
@@ -118,7 +118,7 @@ def _commands(text: str) -> Iterator[list[str]]:
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
         words = list(lexer)
-    except ValueError:  # A quote that has no end: a here-document, or a pattern.
+    except ValueError:  # A quote has no end, as in a here-document or a glob pattern.
         yield from (command.split() for command in re.split(f"[{_SEPARATORS}]", text))
         return
     command: list[str] = []
@@ -161,7 +161,7 @@ def _launcher_at(words: Sequence[str], index: int) -> tuple[str, int] | None:
 
 
 def _run_by_python(words: Sequence[str], index: int) -> tuple[str, int] | None:
-    """Return the launcher that Python runs as a module or as a script. index: of the word after Python."""
+    """Return the launcher that Python runs as a module or as a script. index: that of the word after `python`."""
     while index < len(words) and words[index].startswith("-"):
         if _MODULE_OPTION.fullmatch(words[index]):
             name = _MODULES.get("".join(words[index + 1 : index + 2]))
@@ -172,7 +172,7 @@ def _run_by_python(words: Sequence[str], index: int) -> tuple[str, int] | None:
 
 
 def _read(name: str, at: int, words: Sequence[str], text: str | None) -> Launcher:
-    """Read the options of a launcher up to the first word that is none: the script."""
+    """Read the options of a launcher. The first word that is not an option is the script and ends the options."""
     options: dict[str, Option] = {}
     rest = iter(words[at:])
     for word in rest:
@@ -187,3 +187,195 @@ def _read(name: str, at: int, words: Sequence[str], text: str | None) -> Launche
             written = f"{word} {value}"
         options[flag.replace("_", "-")] = Option(written, value, word if text is None else text)
     return Launcher(name, options, text or words[at - 1], at if text is None else None)
+
+
+# The options by which `accelerate launch` knows the machines of a job. It reads none of them from the environment.
+#
+# Source: accelerate 1.15, `commands/launch.py` and `utils/launch.py`. With `--multi_gpu`, accelerate starts processes
+# by torchrun's code, on machines without a GPU too.
+
+ENV_USE_CPU = "ACCELERATE_USE_CPU"
+"""accelerate reads this variable. Without it, a process that finds no GPU ignores RANK and WORLD_SIZE, and trains
+alone."""
+VARIABLES = {
+    "--num_machines": "PET_NNODES",
+    "--num_processes": "WORLD_SIZE",
+    "--machine_rank": "PET_NODE_RANK",
+    "--main_process_ip": "MASTER_ADDR",
+    "--main_process_port": "MASTER_PORT",
+}
+"""By option: the environment variable of a worker's container that has the value for the option."""
+_KINDS = ("multi-gpu", "cpu", "tpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "config-file")
+"""Options by which accelerate knows how to start the processes. A configuration file says so too."""
+
+
+def missing_options(launcher: Launcher, workers: int, procs: int) -> list[str]:
+    """Return the options that an `accelerate launch` lacks, with references as the kubelet expands them.
+
+    workers: pods of the job. procs: ranks in each pod.
+    """
+    given = launcher.options
+    missing = [
+        f"{option}=$({variable})"
+        for option, variable in VARIABLES.items()
+        if option.replace("_", "-") not in given
+    ]
+    if workers * procs > 1 and not any(f"--{kind}" in given for kind in _KINDS):
+        missing.insert(0, "--multi_gpu")
+    # DeepSpeed's own launchers reach the other machines by ssh. A configuration file may ask for DeepSpeed.
+    deepspeed = "--use-deepspeed" in given or "--config-file" in given
+    if workers > 1 and deepspeed and "--deepspeed-multinode-launcher" not in given:
+        missing.append("--deepspeed_multinode_launcher=standard")
+    return missing
+
+
+# Faults of the launchers in a command. Options of a launcher win over the variables that the operator sets, so that
+# an option can make each worker a training of its own, or give other numbers to the ranks.
+
+_THIS_HOST = re.compile(r"(localhost|127(\.[0-9]+){3}|0\.0\.0\.0|\[?(::1|0:0:0:0:0:0:0:1)\]?)(:[0-9]+)?")
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a job."""
+
+    workers: int
+    """Pods of the job."""
+    procs: int
+    """Ranks in each pod."""
+    gpus: int
+    """GPUs of each pod."""
+
+
+def launcher_faults(launcher: Launcher, world: World) -> Iterator[tuple[Option | None, str]]:
+    """Yield the faults of a launcher: the option at fault, or None for the launcher itself, and the message."""
+    if launcher.name == DEEPSPEED and world.workers > 1:
+        yield (
+            None,
+            f"the deepspeed command starts the ranks of other hosts by ssh, and the {world.workers} workers serve no "
+            "ssh: start the script itself ([python, train.py]), and dtj gives each rank the RANK, LOCAL_RANK and "
+            "WORLD_SIZE that deepspeed.initialize reads, or start the script by torchrun",
+        )
+        return
+    for name, wrong in _CHECKS[launcher.name].items():
+        option = launcher.options.get(name)
+        if option is not None and option.literal is not None and (said := wrong(option.literal, world)):
+            yield option, f"{option.written} {said}: {_remedy(launcher, name)}"
+    if launcher.name == ACCELERATE and launcher.at is None:
+        yield from _unsaid(launcher, world)
+
+
+def _unsaid(launcher: Launcher, world: World) -> Iterator[tuple[None, str]]:
+    """Yield a fault where options are missing in the text of a shell, into which the operator inserts nothing."""
+    if world.workers == 1 and world.procs == (world.gpus or 1):
+        return  # accelerate starts a process for each GPU that it finds.
+    if missing := missing_options(launcher, world.workers, world.procs):
+        yield (
+            None,
+            "accelerate launch takes the number of machines and processes, the rank and the address from its options "
+            f"alone: write `accelerate launch {' '.join(map(_in_shell, missing))} …`, or make accelerate the command "
+            "itself ([accelerate, launch, train.py]), and the operator inserts the options",
+        )
+
+
+def _in_shell(option: str) -> str:
+    """Return an option with `$NAME`, which a shell expands, in place of `$(NAME)`, which the kubelet expands."""
+    return re.sub(r"\$\((\w+)\)", r"$\1", option)
+
+
+def _remedy(launcher: Launcher, name: str) -> str:
+    if _CHECKS[launcher.name][name] is _not_the_procs:
+        return (
+            "remove it; torch.procsPerWorker, by default the worker's gpus, else 1, gives the number of ranks"
+        )
+    if launcher.name == TORCHRUN and name != "--standalone":
+        return f"remove it; torchrun reads PET_{name[2:].replace('-', '_').upper()}, which the operator sets"
+    for option, variable in VARIABLES.items() if launcher.name == ACCELERATE else ():
+        if option.replace("_", "-") == name:
+            whole = f"{option}=$({variable})"
+            return (
+                f"remove it, and the operator inserts {whole}" if launcher.at else f"write {_in_shell(whole)}"
+            )
+    return "remove it"
+
+
+def _not_the_workers(value: str, world: World) -> str | None:
+    count = str(world.workers)
+    return None if value in (count, f"{count}:{count}") else f"must be the number of workers, {count}"
+
+
+def _not_the_ranks(value: str, world: World) -> str | None:
+    count = world.workers * world.procs
+    return None if value == str(count) else f"must be the number of ranks of all workers, {count}"
+
+
+def _one_rank_for_all(value: str, world: World) -> str | None:
+    if world.workers == 1:
+        return None if value == "0" else "must be 0, the index of the only worker"
+    return f"gives all {world.workers} workers the same rank"
+
+
+def _this_host(value: str, world: World) -> str | None:
+    if world.workers == 1 or not _THIS_HOST.fullmatch(value):
+        return None
+    return f"names each worker's own host, so that the {world.workers} workers never meet"
+
+
+def _dynamic(value: str, world: World) -> str | None:
+    if world.workers == 1 or value == "static":
+        return None
+    return "must be static, because other backends give the ranks to the workers in any order, not by their index"
+
+
+def _alone(_: str, world: World) -> str | None:
+    return f"lets each of the {world.workers} workers train alone" if world.workers > 1 else None
+
+
+def _restarts(value: str, world: World) -> str | None:
+    if world.workers == 1 or value == "0":
+        return None
+    return (
+        "must be 0, because ranks that one worker starts again can't join those of the others (the operator starts "
+        "all workers again, runPolicy.backoffLimit times)"
+    )
+
+
+def _not_the_procs(value: str, world: World) -> str | None:
+    if value == str(world.procs) or (value in ("gpu", "auto") and world.gpus == world.procs):
+        return None
+    return f"must be the number of ranks of a worker, {world.procs}"
+
+
+def _own_port(value: str, world: World) -> str | None:
+    return "gives each worker another port" if value == "0" and world.workers > 1 else None
+
+
+def _one_process(_: str, world: World) -> str | None:
+    return f"starts one process in a worker, and not {world.procs}" if world.procs > 1 else None
+
+
+_Check = Callable[[str, World], str | None]
+_CHECKS: Mapping[str, Mapping[str, _Check]] = {
+    TORCHRUN: {
+        "--standalone": _alone,
+        "--nnodes": _not_the_workers,
+        "--node-rank": _one_rank_for_all,
+        "--nproc-per-node": _not_the_procs,
+        "--rdzv-endpoint": _this_host,
+        "--master-addr": _this_host,
+        "--rdzv-backend": _dynamic,
+        "--max-restarts": _restarts,
+    },
+    ACCELERATE: {
+        "--num-machines": _not_the_workers,
+        "--num-processes": _not_the_ranks,
+        "--machine-rank": _one_rank_for_all,
+        "--main-process-ip": _this_host,
+        "--main-process-port": _own_port,
+        "--rdzv-backend": _dynamic,
+        "--max-restarts": _restarts,
+        "--cpu": _one_process,
+    },
+    DEEPSPEED: {"--num-gpus": _not_the_procs},
+}
+"""By option: a function that returns the fault of a literal value, to be read after the option; None: no fault."""

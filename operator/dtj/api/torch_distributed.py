@@ -1,4 +1,4 @@
-"""The rules of strategy TorchDistributed, and its block of the spec.
+"""The rules of strategy TorchDistributed.
 
 Workers run the ranks of torch.distributed. The ranks are static: the environment of each pod says all.
 """
@@ -7,21 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
-
-from dtj.api.base import ApiModel, Number
 from dtj.api.pod_template import TRAINER_CONTAINER, own_program, program_of
+from dtj.api.spec import JobSpec, StartedBy
 from dtj.api.strategy import Role, ScriptMark, Starter, StrategyRules
-from dtj.api.torch_command import Launcher, launchers_in
-from dtj.api.torch_command_rules import World, launcher_faults
+from dtj.api.torch_command import Launcher, World, launcher_faults, launchers_in
 from dtj_trainer import contract
-
-if TYPE_CHECKING:
-    from dtj.api.job import Job
-    from dtj.api.spec import JobSpec
 
 WORKER = "worker"
 
@@ -40,25 +31,6 @@ VARIABLES = frozenset(
 """The variables of torch.distributed and of torchrun by which the ranks find each other."""
 
 
-class StartedBy(StrEnum):
-    """Who starts the ranks of a worker."""
-
-    AUTO = "Auto"
-    RANKS = "Ranks"
-    COMMAND = "Command"
-
-
-class Torch(ApiModel):
-    """What only strategy TorchDistributed has."""
-
-    procs_per_worker: Annotated[int, Field(ge=1, le=1024), Number] | None = None
-    """Ranks in each worker pod. Default: the gpus of a worker, else 1."""
-    started_by: StartedBy = StartedBy.AUTO
-    """Who starts the ranks of a worker. Ranks: dtj starts the command once for each rank. Command: dtj starts the
-    command once in each worker, and the command starts the ranks, as torchrun does. Auto: Command where the command
-    calls torchrun, `accelerate launch` or deepspeed, else Ranks."""
-
-
 def procs_per_worker(spec: JobSpec) -> int:
     """Ranks in each worker pod."""
     return spec.torch_options.procs_per_worker or spec.worker.gpus or 1
@@ -69,11 +41,11 @@ class RanksStart:
     """How the ranks of a worker start."""
 
     by: StartedBy
-    """Ranks or Command."""
+    """Who starts the ranks: RANKS (dtj-launch) or COMMAND (the job's command, such as torchrun)."""
     reason: str
-    """Why, as a clause."""
+    """The reason for `by`, as a clause that `dtj plan` prints."""
     launchers: Sequence[Launcher]
-    """The programs in the command that start ranks."""
+    """The launchers, such as torchrun, in the job's command."""
 
 
 def ranks_start(spec: JobSpec) -> RanksStart:
@@ -94,8 +66,7 @@ def _notes(spec: JobSpec) -> tuple[str, ...]:
     return (f"Ranks are started by {who}, {procs_per_worker(spec)} in each worker: {start.reason}.",)
 
 
-def _faults(job: Job) -> Iterator[tuple[str, str]]:
-    spec = job.spec
+def _faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
     start = ranks_start(spec)
     if start.by is StartedBy.RANKS:
         yield from _faults_of_ranks(spec, start)
@@ -127,7 +98,7 @@ def _faults_of_ranks(spec: JobSpec, start: RanksStart) -> Iterator[tuple[str, st
 
 
 def _field(spec: JobSpec, word: str) -> str:
-    """The field of the spec that has a word of the program."""
+    """Return the field with a word of the program: command or args, of the spec or of the worker's template."""
     command, args = own_program(spec.worker)
     own = f"spec.replicaSpecs.{WORKER}.template.spec.containers[{TRAINER_CONTAINER}]"
     fields = {f"{own}.command": command, f"{own}.args": args}
@@ -154,6 +125,7 @@ TORCH_DISTRIBUTED = StrategyRules(
     },
     starter=Starter(image="dtj-trainer-horovod", module="torch_image_classification"),
     block="torch",
+    holds_rounds=lambda _: True,
     script_marks=tuple(
         ScriptMark(name=name)
         for name in (

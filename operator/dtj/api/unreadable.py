@@ -7,16 +7,15 @@ Of the spec only the run policy and the strategy are read: with them the pods co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
 from dtj.api.base import ApiModel
 from dtj.api.checking import check
-from dtj.api.job import Fault, Job, read_status
-from dtj.api.scheduling import SchedulingPolicy
-from dtj.api.spec import RunPolicy
+from dtj.api.job import Fault, Job, course_of, read_status
+from dtj.api.spec import RunPolicy, SchedulingPolicy
 from dtj.api.status import JobStatus
 from dtj.api.strategies import RULES
 from dtj.api.strategy import StrategyRules
@@ -36,13 +35,19 @@ class UnreadableJob:
     """The fields that can be read; the others have their defaults."""
     rules: StrategyRules | None
     """The rules of its strategy; None where the spec names no registered strategy."""
+    attempt: int = field(init=False, repr=False, compare=False)
+    finished: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Set the fields that follow from the status, as `Job` does."""
+        vars(self).update(course_of(self.status))
 
 
 AnyJob = Job | UnreadableJob
 """A job as the API server stores it."""
 NOT_KEPT = "notKept"
-"""In place of the spec of a job that the operator does not keep, a manifest has here the fault that says why."""
-# Of a text in the spec of a job that is not kept: longer ones are left out.
+"""The key of a manifest under which the operator stores a fault in place of a spec that is too large to keep."""
+# Of a spec that is too large to keep, a string with more characters than this is left out, not shortened.
 _LONGEST_TEXT = 1024
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from decimal import Decimal
+from urllib.parse import urlsplit
 
-from dtj.api.code import code_faults
-from dtj.api.data_rules import cache_of, data_faults
 from dtj.api.job import Fault, Job
 from dtj.api.mpijob import LONGEST_QUEUE, MOUNTS, QUEUE_ANNOTATIONS, VOLUMES
-from dtj.api.names import LABEL_LENGTH, is_dns_label, is_namespace, pod_name, tensorboard_name
-from dtj.api.pod_schema import QUANTITY, pod_faults
+from dtj.api.names import LABEL_LENGTH, host_name, is_dns_label, is_namespace, pod_name, tensorboard_name
 from dtj.api.pod_template import (
     CODE_VOLUME,
     CONFIG_VOLUME,
@@ -28,25 +27,139 @@ from dtj.api.pod_template import (
     own_program,
     pod_spec,
 )
-from dtj.api.pod_template_rules import REPLICA_POD, TENSORBOARD_POD, pod_template_faults
-from dtj.api.scheduling import Gang
+from dtj.api.pod_template_rules import QUANTITY, REPLICA_POD, TENSORBOARD_POD, pod_faults, pod_template_faults
+from dtj.api.quantities import amount
 from dtj.api.scheduling_rules import scheduling_faults
 from dtj.api.shown import enumerated, key_shown, shown
-from dtj.api.spec import EnvVar, JobSpec, ReplicaSpec, Resources, Resume, StallPolicy
+from dtj.api.spec import (
+    DataCache,
+    EnvVar,
+    Gang,
+    JobSpec,
+    ReplicaSpec,
+    Resources,
+    RestartStrategy,
+    Resume,
+    StallPolicy,
+)
 from dtj.api.strategies import RULES
-from dtj.api.strategy import pods_of
-from dtj.api.tracking_rules import tracking_faults
 
-# The reference grammar of the distribution project, without its length rules.
+# Faults of `spec.data`, among them folders of a node that the administrator of the cluster does not allow.
+
+LEAST_BYTES = 1024**3
+"""The smallest cache. Several ranks may each write some blocks before one rank removes old blocks."""
+MOST_BYTES = 1024**5
+_LONGEST_SIZE = 32
+_CACHE = "spec.data.cache"
+_VOLUMES = ("persistentVolumeClaim", "emptyDir", "hostPath")
+_PATH = f"{_CACHE}.hostPath.path"
+
+
+def cache_bytes(cache: DataCache) -> int:
+    """The bytes that a cache without faults may hold."""
+    return int(amount(cache.size))
+
+
+def data_faults(job: Job) -> Iterator[Fault]:
+    """Yield what is wrong with a job's `spec.data`."""
+    cache = job.cache
+    if cache is None:
+        return
+    volumes = (cache.persistent_volume_claim, cache.empty_dir, cache.host_path)
+    given = [name for name, volume in zip(_VOLUMES, volumes, strict=True) if volume is not None]
+    if len(given) != 1:
+        got = enumerated(given, "and") if given else "none"
+        yield Fault(_CACHE, f"give one of {enumerated(_VOLUMES, 'and')}, got {got}")
+    yield from _size(cache)
+
+
+def _data_notes(job: Job) -> Iterator[str]:
+    """Yield what a job without faults needs of its cluster for `spec.data`."""
+    cache = job.cache
+    if cache is not None and cache.host_path is not None:
+        yield (
+            f"data.cache.hostPath: the operator refuses the job unless its dataCache.hostPathPrefixes allow "
+            f"{cache.host_path.path}; Pod Security levels baseline and restricted forbid the pods"
+        )
+
+
+def _size(cache: DataCache) -> Iterator[Fault]:
+    path = f"{_CACHE}.size"
+    size = _bytes(cache.size)
+    if size is None:
+        yield Fault(path, f"{shown(cache.size)} is not a quantity of bytes such as 100Gi")
+    elif not LEAST_BYTES <= size <= MOST_BYTES:
+        yield Fault(path, f"must be from 1Gi to 1Pi, got {key_shown(cache.size)}")
+
+
+def _bytes(size: int | str) -> Decimal | None:
+    """Return the number of bytes of a quantity; None if the text is not a quantity."""
+    if isinstance(size, int):
+        return Decimal(size)
+    if len(size) > _LONGEST_SIZE or not QUANTITY.fullmatch(size):
+        return None
+    try:
+        return amount(size)
+    except ArithmeticError:  # The exponent is too large for a Decimal.
+        return None
+
+
+def host_path_faults(job: Job, allowed: Sequence[str]) -> Iterator[Fault]:
+    """Yield why an operator refuses a cache in a folder of the node.
+
+    allowed: folders of nodes below which jobs may have a cache, or which they may be; empty: none.
+    """
+    cache = job.cache
+    if cache is None or cache.host_path is None:
+        return
+    path = cache.host_path.path
+    if any(f"{path}/".startswith(f"{prefix.rstrip('/')}/") for prefix in allowed):
+        return
+    if allowed:
+        yield Fault(_PATH, f"must be {enumerated(allowed, 'or')}, or a folder below, got {shown(path)}")
+    else:
+        yield Fault(
+            _PATH,
+            "this cluster's operator allows no folder of a node: use persistentVolumeClaim or emptyDir, or ask "
+            "who runs the cluster to allow the folder (dataCache.hostPathPrefixes of the chart)",
+        )
+
+
+# Faults of `spec.tracking`.
+
+MLFLOW_URI, MLFLOW_NAME, MLFLOW_ID = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"
+_MLFLOW = "spec.tracking.mlflow"
+
+
+def tracking_faults(job: Job) -> Iterator[Fault]:
+    """Yield what is wrong with a job's `spec.tracking`."""
+    mlflow = job.mlflow
+    if mlflow is None:
+        return
+    if "@" in urlsplit(mlflow.uri).netloc:
+        yield Fault(
+            f"{_MLFLOW}.uri",
+            "must not contain a user or a password: put MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD into "
+            "the Secret of secretName",
+        )
+    own = {variable.name for variable in job.spec.env}
+    if MLFLOW_URI in own:
+        yield Fault(f"{_MLFLOW}.uri", f"given by {MLFLOW_URI} in spec.env already; give one of the two")
+    if mlflow.experiment is not None:
+        for name in sorted(own & {MLFLOW_NAME, MLFLOW_ID}):
+            yield Fault(f"{_MLFLOW}.experiment", f"given by {name} in spec.env already; give one of the two")
+
+
+# The grammar of image references from the CNCF project distribution, without its limits of length.
 IMAGE_REFERENCE = re.compile(
     r"([a-zA-Z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
 VARIABLE_BYTES = 128 * 1024
-"""Of one NAME=value of a process's environment with its end: MAX_ARG_STRLEN of Linux."""
+"""The largest size of one environment variable, NAME=value with the final NUL: Linux's MAX_ARG_STRLEN."""
 CONFIG_BYTES = 1024 * 1024
-"""Of the values of a ConfigMap."""
-# The start scripts and ssh's settings, which are in it too.
+"""The largest total size of the values of a ConfigMap."""
+# The bytes that start scripts and ssh's settings take in the job's ConfigMap, at most.
 _SCRIPTS_BYTES = 32 * 1024
 _ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 
@@ -60,10 +173,10 @@ def faults(job: Job) -> list[Fault]:
         *_environment(job),
         *_tolerations(job),
         *_replicas(job),
-        *(Fault(field, message) for field, message in job.rules.faults(job)),
+        *_strategy(job),
         *_mpijob(job),
         *data_faults(job),
-        *(Fault(field, message) for field, message in code_faults(job)),
+        *_code(job),
         *_artifacts(job),
         *tracking_faults(job),
         *_tensorboard(job),
@@ -86,8 +199,8 @@ def _name(job: Job) -> Iterator[Fault]:
             f"{shown(job.namespace)} is not a DNS label: at most {LABEL_LENGTH} lower-case letters, digits and '-', "
             "beginning and ending with a letter or digit",
         )
-    sizes = dict.fromkeys(job.spec.rules.roles, 1) | {
-        role: replica.replicas for role, replica in job.spec.replica_specs.given().items()
+    sizes = dict.fromkeys(job.rules.roles, 1) | {
+        role: replica.replicas for role, replica in job.given.items()
     }
     names = {pod_name(job.name, role, max(size, 1) - 1): "pod" for role, size in sizes.items()}
     if job.spec.tensorboard.enabled:
@@ -103,15 +216,15 @@ def _name(job: Job) -> Iterator[Fault]:
 
 
 def _roles(job: Job) -> Iterator[Fault]:
-    strategy, given = job.spec.strategy, job.spec.replica_specs.given()
-    roles = job.spec.rules.roles
+    strategy, given = job.spec.strategy, job.given
+    roles = job.rules.roles
     for name in given.keys() - roles:
         which = "its only role is" if len(roles) == 1 else "its roles are"
         yield Fault(
             f"spec.replicaSpecs.{name}",
             f"strategy {strategy} has no {name}: {which} {enumerated(roles, 'and')}",
         )
-    for name in job.spec.rules.names(lambda role: role.required):
+    for name in job.rules.named["required"]:
         if name not in given:
             unless = f", unless {roles[name].unless}" if roles[name].unless else ""
             yield Fault(f"spec.replicaSpecs.{name}", f"required by strategy {strategy}{unless}")
@@ -137,9 +250,15 @@ def _roles(job: Job) -> Iterator[Fault]:
             yield Fault(f"spec.replicaSpecs.{name}.gpus", f"must be 0: {role.without_gpus}")
 
 
+def _strategy(job: Job) -> Iterator[Fault]:
+    if job.rules.faults is not None:
+        for field, message in job.rules.faults(job.spec):
+            yield Fault(field, message)
+
+
 def _program(job: Job) -> Iterator[Fault]:
     yield from _image("spec.image", job.spec.image)
-    if not job.spec.own_command and not job.spec.args and not _each_has_a_command(job):
+    if not job.own_command and not job.spec.args and not _each_has_a_command(job):
         field, example = ("spec.command", "the program of each replica, e.g. [python, train.py]")
         if job.spec.code is not None:
             field, example = (
@@ -156,8 +275,8 @@ def _image(path: str, image: str) -> Iterator[Fault]:
 
 def _each_has_a_command(job: Job) -> bool:
     """Return whether the template of every role that runs the job's program has its own command."""
-    given, roles = job.spec.replica_specs.given(), job.spec.rules.roles
-    return all(own_program(given.get(name))[0] for name, _ in pods_of(job.spec) if roles[name].runs_program)
+    given, roles = job.given, job.rules.roles
+    return all(own_program(given.get(name))[0] for name, _ in job.pods.items() if roles[name].runs_program)
 
 
 def _environment(job: Job) -> Iterator[Fault]:
@@ -188,16 +307,18 @@ def _tolerations(job: Job) -> Iterator[Fault]:
 
 def _replicas(job: Job) -> Iterator[Fault]:
     volumes: tuple[str, ...] = (WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SHM_VOLUME)
-    if cache_of(job) is not None:
+    if job.cache is not None:
         volumes += (DATA_CACHE_VOLUME,)
     if job.spec.code is not None:
         volumes += (CODE_VOLUME, PACKAGES_VOLUME)
-    rules = job.spec.rules
-    pod = replace(REPLICA_POD, volumes=(*volumes, *rules.volumes(job.spec)), variables=rules.variables)
-    for role, replica in job.spec.replica_specs.given().items():
+    rules = job.rules
+    volumes += VOLUMES if job.by_mpi_operator else rules.volumes
+    pod = replace(REPLICA_POD, volumes=volumes, variables=rules.variables)
+    for role, replica in job.given.items():
         path = f"spec.replicaSpecs.{role}"
         yield from _resources(path, replica.resources, job.spec.accelerator.resource_name, replica.gpus)
-        yield from pod_template_faults(f"{path}.template", replica.template, pod)
+        if replica.template:
+            yield from pod_template_faults(f"{path}.template", replica.template, pod)
 
 
 def _resources(path: str, resources: Resources, accelerator: str, gpus: int = 0) -> Iterator[Fault]:
@@ -231,7 +352,8 @@ def _tensorboard(job: Job) -> Iterator[Fault]:
     if board.image is not None:
         yield from _image("spec.tensorboard.image", board.image)
     yield from _resources("spec.tensorboard", board.resources, job.spec.accelerator.resource_name)
-    yield from pod_template_faults("spec.tensorboard.template", board.template, TENSORBOARD_POD)
+    if board.template:
+        yield from pod_template_faults("spec.tensorboard.template", board.template, TENSORBOARD_POD)
 
 
 def _run_policy(job: Job) -> Iterator[Fault]:
@@ -240,15 +362,21 @@ def _run_policy(job: Job) -> Iterator[Fault]:
         yield Fault("spec.runPolicy.stallPolicy", "Restart needs stallTimeoutSeconds")
 
 
+def peer_list_bytes(job: Job) -> int:
+    """Size of the list of pods that the strategy of a job writes into the job's ConfigMap."""
+    hosts = {role: host_name(job.name, job.namespace, role, 0) for role in job.pods}
+    return job.rules.peer_list_bytes(hosts, job.pods, job.procs)
+
+
 def _sizes(job: Job) -> Iterator[Fault]:
-    """Yield why a job of this size can never run: no process takes the variable, or no object holds the list."""
-    replicas = job.spec.replica_specs.given()
+    """Yield a fault if the list of replicas is too large for an environment variable, or for the job's ConfigMap."""
+    replicas = job.given
     largest = max(replicas, key=lambda role: replicas[role].replicas, default=None)
     if largest is None:
         return
     where = f"spec.replicaSpecs.{largest}.replicas"
-    rules = job.spec.rules
-    listed = rules.peer_list_bytes(job)
+    rules = job.rules
+    listed = peer_list_bytes(job)
     if rules.peer_list_variable is not None and listed > VARIABLE_BYTES:
         yield Fault(
             where,
@@ -267,8 +395,8 @@ def _sizes(job: Job) -> Iterator[Fault]:
 
 
 def _mpijob(job: Job) -> Iterator[Fault]:
-    """Yield what mpi-operator reports only in an event of its MPIJob; nothing for a job without mpi-operator."""
-    if not job.spec.by_mpi_operator:
+    """Yield the faults of a job whose pods mpi-operator makes. mpi-operator would report them only as events."""
+    if not job.by_mpi_operator:
         return
     gang = job.spec.run_policy.scheduling_policy.gang
     if gang is not Gang.NONE:
@@ -284,7 +412,7 @@ def _mpijob(job: Job) -> Iterator[Fault]:
                 f"must be the name of a queue, which has {LONGEST_QUEUE} characters at most",
                 ("metadata", "annotations", name),
             )
-    for role, replica in job.spec.replica_specs.given().items():
+    for role, replica in job.given.items():
         yield from _mpijob_template(f"spec.replicaSpecs.{role}.template.spec", replica)
 
 
@@ -304,3 +432,34 @@ def _mpijob_template(path: str, replica: ReplicaSpec) -> Iterator[Fault]:
                     f"{path}.containers[{TRAINER_CONTAINER}].volumeMounts",
                     f"{mount_path} belongs to mpi-operator (horovod.launcher: MPIJob); use another path",
                 )
+
+
+def _code(job: Job) -> Iterator[Fault]:
+    code = job.spec.code
+    if code is None:
+        return
+    for path, archive in (("spec.code", code), ("spec.code.packages", code.packages)):
+        if archive is not None and (archive.config_map is None) == (archive.uri is None):
+            got = "both" if archive.uri else "neither"
+            yield Fault(path, f"give one of configMap and uri, got {got}")
+    if code.entrypoint is not None:
+        parts = code.entrypoint.split("/")
+        if code.entrypoint.startswith(("/", "-")) or ".." in parts or "\0" in code.entrypoint:
+            yield Fault(
+                "spec.code.entrypoint",
+                f"{shown(code.entrypoint)} is not the path of a script in the archive, e.g. train.py",
+            )
+
+
+def notes(job: Job) -> Iterator[str]:
+    """Yield what a job without faults needs of its cluster, and which of its fields have no effect."""
+    yield from _data_notes(job)
+    if job.spec.code is not None:
+        yield f"spec.code: the image {job.spec.image} needs dtj_trainer, which dtj's own images have"
+    in_place = job.run_policy.restart_strategy is RestartStrategy.IN_PLACE_RESTART
+    if in_place and not job.rules.holds_rounds(job.spec):
+        yield (
+            "runPolicy.restartStrategy: InPlaceRestart has no effect on this job, whose pods are recreated after "
+            "each failure: only TorchDistributed jobs restart in place, and Horovod jobs whose launcher is Native "
+            "and whose templates have no command"
+        )

@@ -25,23 +25,23 @@ from dtj.api.yaml_types import BOOL, FLOAT, IMPLICIT, INT, NULL, STR, TAG, TRUE
 
 try:
     from yaml import CSafeLoader as _SafeLoader
-except ImportError:  # PyYAML without libyaml
+except ImportError:  # This PyYAML is built without libyaml: take the slower loader.
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 MOST_BYTES = 4 << 20
-"""Of a file. The API server takes no object of more than 1.5 MiB."""
+"""The largest size of a job file. The API server takes no object of more than 1.5 MiB."""
 _MOST_WRITTEN_OUT = 16 << 20
 _OF_A_VALUE = 20
-"""So many bytes each value counts besides its text."""
+"""The bytes that each value adds to the size of a document, besides its text."""
 _SURROGATES = re.compile(r"((?<!\\)(?:\\\\)*)(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})")
 
 
 class _Unfit(yaml.constructor.ConstructorError):
-    """What is YAML, and nothing that Kubernetes reads."""
+    """The error for valid YAML that Kubernetes does not accept."""
 
 
 class _Loader(_SafeLoader):
-    """Makes of each value what sigs.k8s.io/yaml makes of it."""
+    """Gives each YAML value the same type and value as sigs.k8s.io/yaml, the reader of Kubernetes."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
     yaml_constructors = {
@@ -52,7 +52,7 @@ class _Loader(_SafeLoader):
 
 
 def _value(word: str, read: Callable[[str], Any]) -> Callable[[_Loader, yaml.Node], Any]:
-    """What makes a value of a node with a tag of its own, or of one that looks like it. word: what it has to be."""
+    """Return a constructor of nodes of one type, with an explicit tag or without. word: the type's name in errors."""
 
     def construct(loader: _Loader, node: yaml.Node) -> Any:
         text = loader.construct_scalar(node)  # type: ignore[arg-type]
@@ -61,8 +61,8 @@ def _value(word: str, read: Callable[[str], Any]) -> Callable[[_Loader, yaml.Nod
             if resolved == node.tag or (resolved, node.tag) == (INT, FLOAT):
                 return read(text)
         except (ValueError, OverflowError):
-            pass  # _unfit below reports it
-        raise _unfit(node, f"{shown(text)} is no {word}")
+            pass  # The statement below raises the error for this text, too.
+        raise _unfit(node, f"{shown(text)} is not a {word}")
 
     return construct
 
@@ -84,7 +84,8 @@ def _fraction(text: str) -> float:
 def _unknown(_: _Loader, node: yaml.Node) -> None:
     tag = node.tag.replace(TAG, "!!", 1)
     raise _unfit(
-        node, f"{tag:.200}: Kubernetes takes no tag but !!str, !!int, !!float, !!bool, !!null, !!seq, !!map"
+        node,
+        f"{tag:.200}: Kubernetes takes only the tags !!str, !!int, !!float, !!bool, !!null, !!seq, !!map",
     )
 
 
@@ -109,7 +110,7 @@ class Document:
 
     data: Any
     repeated: tuple[tuple[int, Fault], ...]
-    """Keys that are given twice, with the line of the second."""
+    """A fault for each key that a map has twice, with the line of the second key."""
     node: yaml.Node
 
     @property
@@ -130,7 +131,7 @@ class Document:
                 node = node.value[key]
                 line = _line(node)
             elif isinstance(node, yaml.MappingNode):
-                # Keys that `<<` merges in come first, and the last pair of a key wins.
+                # PyYAML puts the pairs that the merge key `<<` brings first. The last pair of a key wins.
                 pairs = [pair for pair in node.value if pair[0].value == str(key)]
                 if not pairs:
                     break
@@ -162,19 +163,21 @@ def read_documents(text: str, name: str) -> list[Document]:
             _write_keys_as_text(loader, node)
             items = _items_of_a_list(node)
             nodes = [node] if items is None else items
-            # Before it is constructed: that folds `<<` into the nodes.
-            repeated = [tuple(_repeated(part, "", set())) for part in nodes]
+            # Search repeated keys before the construction, which adds the pairs of merge keys (`<<`) to the nodes.
+            repeated = [tuple(_repeated(part, (), set())) for part in nodes]
             data = loader.construct_document(node)
             parts = [data] if items is None else data["items"]
             documents += map(Document, parts, repeated, nodes)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        # The end is on the line after the last one.
+        # For an error at the end of the file, PyYAML names the line after the last line. Name the last line.
         line = f":{min(mark.line, text.rstrip().count(chr(10))) + 1}" if mark else ""
         said = ", ".join(part for part in (error.context, error.problem) if part)
-        raise Unusable(f"{name}{line}: {'' if isinstance(error, _Unfit) else 'no YAML: '}{said}") from None
+        raise Unusable(
+            f"{name}{line}: {'' if isinstance(error, _Unfit) else 'invalid YAML: '}{said}"
+        ) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise Unusable(f"{name}: no YAML: {' '.join(str(error).split())}") from None
+        raise Unusable(f"{name}: invalid YAML: {' '.join(str(error).split())}") from None
     return documents
 
 
@@ -186,11 +189,11 @@ def too_large(name: str) -> Unusable:
 
 
 def _limit(text: str) -> None:
-    """Raise _Unfit for what is too deep, or too large with its aliases written out; before anything is made of it."""
+    """Raise _Unfit for a text that is nested too deeply, or too large with its aliases expanded. Loads nothing."""
     anchors: dict[str, int | None] = {}
-    """The size of each; None while it is open."""
+    """The size of the value of each anchor; None while the value is not complete."""
     around: list[tuple[str | None, int]] = []
-    """The anchor of each list and map around, and the size before it."""
+    """For each list and map that is open: its anchor, and the size of the document before it."""
     size = 0
     for event in yaml.parse(text, _Loader):
         anchor = getattr(event, "anchor", None)
@@ -217,19 +220,19 @@ def _limit(text: str) -> None:
             raise _unfit(event, TOO_DEEP)
         if size > _MOST_WRITTEN_OUT:
             raise _unfit(
-                event, "too large: the file up to here is too much for a job, its aliases written out"
+                event, "too large: with its aliases expanded, the file up to this line is too large for a job"
             )
 
 
 def _aliased(alias: yaml.AliasEvent, size: int | None) -> int:
     """Return the size of the value for which an alias stands. size: None while the value is not complete."""
     if size is None:
-        raise _unfit(alias, f"*{alias.anchor} is a part of itself")
+        raise _unfit(alias, f"the alias *{alias.anchor} is inside the value that it stands for")
     return size
 
 
 def _write_keys_as_text(loader: _Loader, root: yaml.Node) -> None:
-    """As Kubernetes does with the keys `1` and `y`; null is no key."""
+    """Make each key a string, as Kubernetes does with the keys `1` and `y`. Raises _Unfit for a null as a key."""
     seen, left = set(), [root]
     while left:
         node = left.pop()
@@ -250,12 +253,12 @@ def _text_key(loader: _Loader, key: yaml.Node) -> yaml.Node:
         return key
     value = loader.construct_object(key)
     text = json.dumps(value) if not isinstance(value, float) else f"{value:.8g}"
-    # Another node: an alias of this one is still a number.
+    # Return a new node: an alias may use the same node as a value, and the value must stay a number.
     return yaml.ScalarNode(STR, text, key.start_mark, key.end_mark)
 
 
 def _items_of_a_list(node: yaml.Node) -> list[yaml.Node] | None:
-    """The objects of a List, as `kubectl get -o yaml` prints several; None where it is none."""
+    """Return the objects of a `kind: List`, which `kubectl get -o yaml` prints; None for another object."""
     if not isinstance(node, yaml.MappingNode):
         return None
     fields = {str(key.value): value for key, value in node.value}
@@ -266,7 +269,7 @@ def _items_of_a_list(node: yaml.Node) -> list[yaml.Node] | None:
 
 
 def _yaml_of(text: str) -> str:
-    """JSON as YAML has it: no tabs between values, and no pairs of surrogates for a character."""
+    """Return JSON in a form that is valid YAML: without tabs between values, and without surrogate pairs."""
     if not text.lstrip().startswith("{"):
         return text
     try:
@@ -276,22 +279,27 @@ def _yaml_of(text: str) -> str:
     return _SURROGATES.sub(lambda match: match[1] + json.loads(f'"{match[2]}"'), text.replace("\t", " "))
 
 
-def _repeated(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[int, Fault]]:
+def _repeated(node: yaml.Node, place: Place, seen: set[int]) -> Iterator[tuple[int, Fault]]:
     if id(node) in seen:
-        return  # an alias of what was looked at already
+        return  # An alias leads to this node again.
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield from _repeated(item, f"{path}[{index}]", seen)
+            yield from _repeated(item, (*place, index), seen)
     elif isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, value in node.value:
             name = str(key.value)
-            field = f"{path}.{key_shown(name)}" if path else key_shown(name)
+            inner = (*place, name)
             if name in lines and isinstance(key, yaml.ScalarNode):
-                yield _line(key), Fault(field, f"given twice, on line {lines[name]} already")
+                yield _line(key), Fault(_field(inner), f"given twice, on line {lines[name]} already")
             lines.setdefault(name, _line(key))
-            yield from _repeated(value, field, seen)
+            yield from _repeated(value, inner, seen)
+
+
+def _field(place: Place) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{key_shown(part)}" for part in place)
+    return "".join(parts).removeprefix(".")
 
 
 def _line(node: yaml.Node) -> int:

@@ -1,4 +1,4 @@
-"""YAML of plain data, which Kubernetes reads as that data: what only looks like a text is between quotes."""
+"""Writes data as YAML that Kubernetes reads as the same data: strings such as `y` and `1e-3` get quotes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dtj.api.yaml_types import IMPLICIT
 
 try:
     from yaml import CSafeDumper as _SafeDumper
-except ImportError:  # PyYAML without libyaml
+except ImportError:  # This PyYAML is built without libyaml: take the slower dumper.
     from yaml import SafeDumper as _SafeDumper  # type: ignore[assignment]
 
 
 class _Dumper(_SafeDumper):
-    """Quotes also what PyYAML itself reads as text, and Kubernetes as something else: `1e-3`, `y`."""
+    """Also quotes strings that PyYAML reads as strings and Kubernetes reads as other types: `1e-3`, `y`."""
 
 
 for _tag, _pattern, _first in IMPLICIT:

@@ -1,4 +1,4 @@
-"""What a word without quotes is for Kubernetes, by the rules of sigs.k8s.io/yaml: they are not quite PyYAML's."""
+"""The type of an unquoted YAML word by the rules of sigs.k8s.io/yaml, which differ from PyYAML's rules."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ _PATTERNS = (
     (TAG + "merge", "<<", "<"),
 )
 IMPLICIT = tuple((tag, re.compile(f"(?:{pattern})$"), list(first)) for tag, pattern, first in _PATTERNS)
-"""Tag, pattern and first letters of all words that are no text, as PyYAML takes them."""
+"""Tag, pattern and possible first characters of all words that are not strings, in the form of PyYAML's resolvers."""

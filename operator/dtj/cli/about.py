@@ -6,18 +6,26 @@ from typing import Annotated
 
 import typer
 
-from dtj.cli.terminal import echo
+import dtj
+from dtj.cli.terminal import FormatOption, echo, print_data
 
 app = typer.Typer()
 
 
 @app.command()
-def version() -> None:
+def version(format_: FormatOption = None) -> None:
     """Print the version of dtj.
+
+    ```
+    dtj version -o json
+    ```
 
     `dtj doctor` shows the version of a cluster's operator.
     """
-    tell_version(True)
+    if format_:
+        print_data({"version": dtj.__version__}, format_)
+    else:
+        tell_version(True)
 
 
 @app.command("help")
@@ -40,7 +48,5 @@ def help_(
 def tell_version(wanted: bool) -> None:
     """Print the version of dtj and exit, if wanted."""
     if wanted:
-        import dtj
-
         echo(f"dtj {dtj.__version__}")
         raise typer.Exit

@@ -8,24 +8,18 @@ from typing import Annotated
 
 import typer
 
-from dtj.cli.connection import (
-    ContextOption,
+from dtj.cli.options import (
     EndpointOption,
-    FromOption,
     JobNameOrUri,
-    LocalOption,
-    NamespaceOption,
-    PastOption,
-    UidOption,
+    with_fields,
 )
-from dtj.cli.places import chosen, find
-from dtj.cli.tables import columns, print_table
-from dtj.cli.terminal import FormatOption, echo, errors, print_data
+from dtj.cli.places import PlaceOptions
+from dtj.cli.terminal import FormatOption, columns, echo, errors, print_data, print_table, size
 from dtj_trainer import contract
 
 app = typer.Typer()
 _group = typer.Typer(
-    help="List and copy what a job left in its bucket: checkpoints, model, logs, metrics.",
+    help="List and copy the files of a job in its bucket: checkpoints, model, logs, metrics.",
     no_args_is_help=True,
 )
 app.add_typer(_group, name="artifacts")
@@ -33,18 +27,15 @@ _STANDARD_OUTPUT = "-"
 
 
 @_group.command()
+@with_fields
 def ls(
     name: JobNameOrUri,
+    *,
     prefix: Annotated[
         str, typer.Argument(help="List only the objects below this folder.", metavar="FOLDER")
     ] = "",
     endpoint: EndpointOption = None,
-    past: PastOption = False,
-    from_: FromOption = None,
-    uid: UidOption = "",
-    local: LocalOption = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
+    where: PlaceOptions,
     format_: FormatOption = None,
 ) -> None:
     """List the objects of a job in its bucket, with sizes.
@@ -56,9 +47,7 @@ def ls(
 
     Keys are relative to the job's own prefix, which the last line shows.
     """
-    place = find(
-        name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid, endpoint)
-    )
+    place = where.find(name, endpoint)
     with place.artifacts(endpoint) as artifacts:
         objects = artifacts.ls(prefix)
     if format_:
@@ -74,8 +63,10 @@ def ls(
 
 
 @_group.command()
+@with_fields
 def get(
     name: JobNameOrUri,
+    *,
     key: Annotated[
         str,
         typer.Argument(help="An object or a folder; by default all objects.", metavar="KEY"),
@@ -92,12 +83,7 @@ def get(
         ),
     ] = None,
     endpoint: EndpointOption = None,
-    past: PastOption = False,
-    from_: FromOption = None,
-    uid: UidOption = "",
-    local: LocalOption = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
+    where: PlaceOptions,
 ) -> None:
     """Copy an object, or all objects below a folder, and print the paths of the files.
 
@@ -114,11 +100,9 @@ def get(
     """
     if checkpoint is not None and folder is not None:
         raise typer.BadParameter(
-            "with --checkpoint there is no KEY: name TO alone", param_hint="--checkpoint"
+            "--checkpoint takes the place of KEY: give only TO, the folder", param_hint="--checkpoint"
         )
-    place = find(
-        name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid, endpoint)
-    )
+    place = where.find(name, endpoint)
     to = folder or Path(name)
     if checkpoint is None and key.strip("/") == contract.CODE:
         files = place.get_code(to, endpoint)
@@ -134,19 +118,16 @@ def get(
 
 
 @_group.command()
+@with_fields
 def cp(
     name: JobNameOrUri,
     key: Annotated[str, typer.Argument(help="The object, as `ls` shows it.", metavar="KEY")],
     to: Annotated[
         str, typer.Argument(help="A file or an existing folder; - is standard output.", metavar="TO")
     ],
+    *,
     endpoint: EndpointOption = None,
-    past: PastOption = False,
-    from_: FromOption = None,
-    uid: UidOption = "",
-    local: LocalOption = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
+    where: PlaceOptions,
 ) -> None:
     """Copy one object to a file, or to standard output.
 
@@ -157,19 +138,9 @@ def cp(
 
     An existing file is replaced.
     """
-    place = find(
-        name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid, endpoint)
-    )
+    place = where.find(name, endpoint)
     with place.artifacts(endpoint) as artifacts:
         if to == _STANDARD_OUTPUT:
             sys.stdout.buffer.write(artifacts.read(key))
         else:
             echo(str(artifacts.cp(key, to)))
-
-
-def size(amount: int) -> str:
-    """Return a number of bytes in the largest unit in which it is at least 1."""
-    value, units = float(amount), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

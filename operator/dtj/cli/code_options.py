@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dtj.api.errors import Unusable
 from dtj.api.git_annotations import git_annotations
-from dtj.cli.terminal import errors
+from dtj.cli.terminal import errors, size
 from dtj.cli.words import Words
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ _OPTION_OF = {
     "serviceAccountName": "--service-account",
     "accelerator.nodeSelector": "--node-selector",
 }
-"""The option by the key of the default."""
+"""By the key of a default value, such as artifacts.uri: the option that sets the same value."""
 
 TargetArgument = Annotated[
     Path,
@@ -50,12 +49,14 @@ def _option(help_: str, metavar: str, *, least: int | None = None) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeOptions:
-    """The values of the options. None: not given. `with_code_options` makes the options of the fields."""
+    """The values of the options. None: not given. `dtj.cli.options.with_fields` makes options of them."""
 
     workers: Annotated[int | None, _option("Number of workers; default: 2.", "N", least=1)] = None
     ps: Annotated[int | None, _option("Number of parameter servers.", "N", least=1)] = None
     gpus: Annotated[int | None, _option("GPUs of each worker.", "N", least=0)] = None
-    strategy: Annotated[str | None, _option("Strategy; default: what the script imports.", "NAME")] = None
+    strategy: Annotated[str | None, _option("Strategy; default: by the imports of the script.", "NAME")] = (
+        None
+    )
     image: Annotated[str | None, _option("Image of every replica.", "IMAGE")] = None
     artifacts: Annotated[
         str | None, _option("Where checkpoints, logs and the model go: s3://bucket/prefix.", "URI")
@@ -90,7 +91,7 @@ class CodeOptions:
         for each in fields(self):
             if getattr(self, each.name) not in (None, []):
                 raise Unusable(
-                    f"--{each.name.replace('_', '-')} is for a script or a folder, and {file} is a job file",
+                    f"--{each.name.replace('_', '-')} is only for a script or a folder, and {file} is a job file",
                     "change the file",
                 )
 
@@ -136,7 +137,7 @@ class CodeOptions:
             return
         if local and (self.python or self.platform):
             raise Unusable(
-                "--python and --platform are of an image, and `dtj run` uses this machine's Python"
+                "--python and --platform describe an image, and `dtj run` uses the Python of this machine"
             )
         python = python_here() if local else python_of(image, self.python, self.platform)
         with tempfile.TemporaryDirectory(prefix="dtj-wheels-") as folder:
@@ -178,30 +179,6 @@ class CodeOptions:
             raise Unusable(message) from None
 
 
-def with_code_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of CodeOptions; the function gets their values as its argument `code`."""
-    own = inspect.signature(function, eval_str=True)
-    hints = get_type_hints(CodeOptions, include_extras=True)
-    names = [each.name for each in fields(CodeOptions)]
-
-    def command(**given: Any) -> None:
-        code = CodeOptions(**{name: given.pop(name) for name in names})
-        function(**given, code=code)
-
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hints[name])
-        for name in names
-    ]
-    kept = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in own.parameters.items()
-        if name != "code"
-    ]
-    command.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
-    return command
-
-
 @contextmanager
 def code_job(
     program: Program,
@@ -229,14 +206,14 @@ def code_job(
             packed, code = packed_code(program, file, store, local=local)
         files = sum(not path.is_dir() for _, path in program.selection.entries)
         count = "1 file" if files == 1 else f"{files:,} files"
-        errors.print(f"{program.folder}: {count}, {_size(packed.packed_bytes)} packed")
+        errors.print(f"{program.folder}: {count}, {size(packed.packed_bytes)} packed")
         _tell_left_out(program)
         with options.wheels(program, image, local=local) as wheels:
             if wheels is not None:
                 packages = Path(folder) / "packages.tar.gz"
                 with packages.open("wb") as file:
                     packed, code = packed_packages(wheels, file, code, store, local=local)
-                errors.print(f"packages: {_listed(wheels.names)}, {_size(packed.packed_bytes)}")
+                errors.print(f"packages: {_listed(wheels.names)}, {size(packed.packed_bytes)}")
         manifest = job_manifest(name, program, code, image, wishes, defaults)
         state = git_state(program.folder, [name for name, _ in program.selection.entries])
         if annotations := git_annotations(state):
@@ -255,10 +232,6 @@ def _tell_left_out(program: Program) -> None:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return f"{', '.join(names[:_MOST_NAMED])}{more}"
-
-
-def _size(number: int) -> str:
-    return f"{number:,} bytes" if number < 1024 else f"{number / 1024:,.1f} KiB"
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:

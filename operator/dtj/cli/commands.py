@@ -91,7 +91,7 @@ COMMANDS = {
     ),
     "artifacts": Listed(
         "artifacts",
-        "List and copy what a job left in its bucket: checkpoints, model, logs, metrics.",
+        "List and copy the files of a job in its bucket: checkpoints, model, logs, metrics.",
         _RESULTS,
     ),
     "tensorboard": Listed(
@@ -99,7 +99,7 @@ COMMANDS = {
         "Serve TensorBoard on this machine, with the event files of a job's bucket.",
         _RESULTS,
     ),
-    "export": Listed("serving", "Convert a trained model to ONNX, for `dtj serve`.", _RESULTS),
+    "export": Listed("export", "Convert a trained model to ONNX, for `dtj serve`.", _RESULTS),
     "serve": Listed("serve", "Serve trained models over HTTP, on this machine or in a pod.", _RESULTS),
     "crd": Listed("files", "Print the CustomResourceDefinition, as YAML.", _OTHERS),
     "version": Listed("about", "Print the version of dtj.", _OTHERS),

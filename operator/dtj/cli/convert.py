@@ -18,11 +18,10 @@ from dtj.api.spec import S3_URI
 from dtj.api.yaml_lines import read_documents
 from dtj.api.yaml_text import dump
 from dtj.cli.job_files import read_text
-from dtj.cli.terminal import Format, echo
-from dtj.convert.job import CONVERTED, is_job
+from dtj.cli.terminal import OutputFormat, echo
+from dtj.convert.job import CONVERTED, is_job, ways
 from dtj.convert.job import convert as converted
 from dtj.convert.notes import Conversion
-from dtj.convert.others import ways
 from dtj.convert.torchx import without_report
 from dtj.convert.training_runtime import is_runtime
 
@@ -35,7 +34,9 @@ def convert(
         list[Path],
         typer.Argument(help="Files with jobs of Kubeflow or torchx; - is standard input.", metavar="FILE"),
     ],
-    format_: Annotated[Format, typer.Option("--format", "-o", help="Format of the output.")] = Format.YAML,
+    format_: Annotated[
+        OutputFormat, typer.Option("--format", "-o", help="Format of the output.")
+    ] = OutputFormat.YAML,
     artifacts: Annotated[
         str | None, typer.Option(help="Where checkpoints and logs go: s3://bucket/prefix.", metavar="URI")
     ] = None,
@@ -68,7 +69,7 @@ def convert(
         torchx run --dryrun -s kubernetes dist.ddp --script train.py | dtj convert -
     """
     if artifacts is not None and not re.fullmatch(S3_URI, artifacts):
-        raise Unusable(f"--artifacts {artifacts} is no s3:// URI", "give s3://bucket/prefix")
+        raise Unusable(f"--artifacts {artifacts} is not an s3:// URI", "give s3://bucket/prefix")
     words = _words(command)
     documents: list[Conversion | Manifest] = []
     for file in files:
@@ -106,7 +107,7 @@ def _words(command: str | None) -> list[str]:
 
 
 def _no_job(file: Path, manifests: Sequence[Manifest]) -> Unusable:
-    """Return the error of a file without a job to convert: it names what the file has, and the way for other jobs."""
+    """Return the error for a file without a job to convert. It tells what to do with the kinds that the file has."""
     message = f"{file}: has no job of Kubeflow or torchx"
     found = ways(manifests)
     if found:
@@ -122,7 +123,7 @@ def _manifests(file: Path) -> list[Manifest]:
     if repeated:
         raise Unusable("\n".join(repeated))
     if not all(isinstance(document.data, dict) for document in documents):
-        raise Unusable(f"{file}: has something else than Kubernetes objects")
+        raise Unusable(f"{file}: not all documents are Kubernetes objects, with apiVersion and kind")
     return [document.data for document in documents]
 
 
@@ -133,13 +134,13 @@ def _print_notes(file: Path, job: Conversion) -> None:
         echo(f"  {'! ' if note.refused else '- '}{note}", err=True)
 
 
-def _text(documents: list[Conversion | Manifest], format_: Format) -> str:
-    # JSON has no shared values: after the round trip, the YAML contains no anchors for values that roles share.
+def _text(documents: list[Conversion | Manifest], format_: OutputFormat) -> str:
+    # Roles may share a value, for which YAML would contain an anchor. The round trip through JSON copies the values.
     manifests = [
         json.loads(json.dumps(entry.manifest if isinstance(entry, Conversion) else entry, default=str))
         for entry in documents
     ]
-    if format_ is Format.JSON:
+    if format_ is OutputFormat.JSON:
         document = (
             manifests[0] if len(manifests) == 1 else {"apiVersion": "v1", "kind": "List", "items": manifests}
         )

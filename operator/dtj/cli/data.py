@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dtj.api.errors import Unreachable, Unusable
-from dtj.cli.connection import EndpointOption
+from dtj.cli.options import EndpointOption
 from dtj.cli.places import store_of
 from dtj.cli.trainer_programs import STORE_REMEDY, command, need, run
 
@@ -124,14 +124,15 @@ def _run(
 ) -> None:
     need("dtj data", _NEEDED, "trainer")
     stores = [_reached(uri, local, endpoint) for uri in uris if uri.startswith("s3://")]
-    # A check ends with another code than 0 where it has printed faults.
+    # The program exits with a code other than 0 if it has found faults, which it has printed.
     raise typer.Exit(1 if run(command(f"dtj_trainer.data.{program}", uris, options, flags), stores) else 0)
 
 
 def _reached(uri: str, local: bool, endpoint: str | None) -> dict[str, str]:
-    """Return the AWS variables for an address, after a request. Raises Unreachable if the store does not answer it.
+    """Return the AWS variables for an address, and check by a request that the store answers. Raises Unreachable.
 
-    The programs wait minutes for a store that is away, and do not tell a refusal from a set that is missing.
+    Without this check, the programs would wait minutes for a store that does not answer, and would report a refused
+    access as a missing data set.
     """
     from dtj_trainer.artifacts.s3 import S3Error
     from dtj_trainer.artifacts.store import open_store

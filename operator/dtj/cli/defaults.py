@@ -8,9 +8,9 @@ from typing import Any
 import typer
 
 from dtj.api.errors import Unreachable
-from dtj.cli.connection import ContextOption, NamespaceOption, connect
-from dtj.cli.tables import columns, print_table
-from dtj.cli.terminal import FormatOption, errors, print_data
+from dtj.cli.connection import connect
+from dtj.cli.options import ContextOption, NamespaceOption
+from dtj.cli.terminal import FormatOption, columns, errors, print_data, print_table
 
 app = typer.Typer()
 

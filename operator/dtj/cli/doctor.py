@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from dtj.cli.connection import ContextOption, NamespaceOption
 from dtj.cli.job_files import read_one_job
+from dtj.cli.options import ContextOption, NamespaceOption
 from dtj.cli.terminal import FormatOption, errors, output, print_data
 
 if TYPE_CHECKING:
-    from dtj.doctor.check import Check
+    from dtj.doctor.findings import Check
 
 app = typer.Typer()
 _STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}

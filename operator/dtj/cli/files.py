@@ -8,18 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from dtj.api.code import code_notes
 from dtj.api.crd import custom_resource_definition
-from dtj.api.data_rules import data_notes
 from dtj.api.errors import Unusable
 from dtj.api.job import Job
 from dtj.api.job_file import FaultyFile, JobFile, read_job_file
 from dtj.api.status import JobStatus
+from dtj.api.validation import notes
 from dtj.api.yaml_text import dump, dump_all
 from dtj.cli import new
 from dtj.cli.job_files import read_text
 from dtj.cli.plan_summary import print_summary
-from dtj.cli.terminal import Format, FormatOption, echo, errors, print_data
+from dtj.cli.terminal import FormatOption, OutputFormat, echo, errors, print_data
 from dtj.plan.job import plan_job
 
 app = typer.Typer()
@@ -79,7 +78,7 @@ def plan(
             print_summary(job)
         return
     objects = [manifest for job in jobs for manifest in plan_job(job).objects]
-    if format_ is Format.JSON:
+    if format_ is OutputFormat.JSON:
         print_data(objects, format_)
     else:
         echo(dump_all(objects), end="")
@@ -114,15 +113,15 @@ def _validated(path: Path, *, quiet: bool) -> tuple[dict[str, Any], int]:
 
 def _print_result(file: JobFile) -> None:
     for other in file.others:
-        errors.print(f"{file.name}:{other.line}: {other.name} passed over", style="dim")
+        errors.print(f"{file.name}:{other.line}: {other.name} is not a job, and is not checked", style="dim")
     for fault in file.messages():
         errors.print(fault)
     for entry in file.jobs:
         if entry.job is not None and not entry.faults:
-            count = len(plan_job(entry.job).pods)
+            count = len(plan_job(entry.job).shape.replicas)
             pods = "1 pod" if count == 1 else f"{count} pods"
             echo(f"{file.name}: {entry.job.name} is valid: {entry.job.spec.strategy} with {pods}")
-            for note in (*data_notes(entry.job), *code_notes(entry.job)):
+            for note in notes(entry.job):
                 errors.print(f"{file.name}: {note}", style="dim")
 
 
@@ -145,5 +144,5 @@ def _report(file: JobFile) -> dict[str, Any]:
 
 def _in_attempt(job: Job, attempt: int) -> Job:
     """Return the job with a status that places the job and each of its replicas in this attempt."""
-    replicas = {pod.removeprefix(f"{job.name}-"): attempt for pod in plan_job(job).attempts}
+    replicas = {pod.removeprefix(f"{job.name}-"): attempt for pod in plan_job(job).shape.attempts}
     return replace(job, status=JobStatus(attempt=attempt, replica_attempts=replicas))

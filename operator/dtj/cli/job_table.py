@@ -1,24 +1,28 @@
-"""Jobs and events as tables. All functions are pure."""
+"""Jobs, past jobs and events as tables, and past jobs as data for programs. All functions are pure.
+
+`dtj list`, `events` and `status` print them. `dtj.views.figures` has the texts of the cells.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from dtj.api.identity import KIND, SHORT_NAME
 from dtj.api.status import JobStatus, Phase
-from dtj.cli.durations import brief
-from dtj.cli.progress import UNKNOWN, figures, rate_cell
-from dtj.cli.tables import columns
+from dtj.cli.terminal import columns
+from dtj.client.past_job import written
 from dtj.status.state import shown_state
 from dtj.status.times import seconds_since
+from dtj.views.figures import UNKNOWN, brief, figures, rate_cell
 
 if TYPE_CHECKING:
-    from dtj.client import DistributedTrainingJob, JobEvent
+    from dtj.client import DistributedTrainingJob, JobEvent, PastJob
+
 
 PHASE_STYLES = {
     Phase.PENDING: "yellow",
@@ -30,9 +34,9 @@ PHASE_STYLES = {
     Phase.FAILED: "red",
 }
 COLUMNS = ("NAME", "STATE", "PROGRESS", "EX/S", "GPUS", "AGE")
-WIDE_COLUMNS = ("STRATEGY", "WORKERS", "ATTEMPT", "APP-RESTARTS", "INFRA-RESTARTS", "REASON")
+WIDE_COLUMNS = ("STRATEGY", "WORKERS", "ATTEMPT", "APP-RESTARTS", "IN-PLACE", "INFRA-RESTARTS", "REASON")
 """The columns of `-o wide` after the others. kubectl has the same."""
-NUMBERS = ("PROGRESS", "EX/S", "GPUS", "WORKERS", "ATTEMPT", "APP-RESTARTS", "INFRA-RESTARTS")
+NUMBERS = ("PROGRESS", "EX/S", "GPUS", "WORKERS", "ATTEMPT", "APP-RESTARTS", "IN-PLACE", "INFRA-RESTARTS")
 
 
 def job_table(
@@ -68,6 +72,7 @@ def wide_cells(
         UNKNOWN if workers is None else str(workers),
         str(status.attempt or UNKNOWN),
         str(restarts.application) if status.phase else UNKNOWN,
+        UNKNOWN if restarts.in_place is None else str(restarts.in_place),
         str(restarts.infrastructure) if status.phase else UNKNOWN,
         shown_state(status)[1] or reason or UNKNOWN,
     ]
@@ -112,3 +117,85 @@ def age(job: DistributedTrainingJob, now: datetime) -> str:
     """Return the age of a job."""
     created = job.metadata.creation_timestamp or job.status.start_time
     return brief(seconds_since(created, now)) if created else UNKNOWN
+
+
+NO_END = "No end recorded"
+
+
+def past_table(jobs: Iterable[PastJob], now: datetime, *, wide: bool = False) -> Table:
+    """Return a table with one line for each job. wide: whether to show the columns of `-o wide` too."""
+    more = (*WIDE_COLUMNS[:-1], "TOOK", "NODES", "UID", "URI", WIDE_COLUMNS[-1]) if wide else ()
+    table = columns("NAMESPACE", *COLUMNS, "ENDED", *more, right=(*NUMBERS, "TOOK"))
+    for job in jobs:
+        table.add_row(*_cells(job, now), *(_wide_cells(job) if wide else ()))
+    return table
+
+
+def as_data(jobs: Sequence[PastJob]) -> list[dict[str, Any]]:
+    """Return the jobs as plain data. `status` has the shape of a job's status in the API."""
+    return [_plain(job) for job in jobs]
+
+
+def _cells(job: PastJob, now: datetime) -> list[str | Text]:
+    return [
+        job.namespace,
+        job.name,
+        state_of_status(job.status) or Text(_without_phase(job), "yellow"),
+        *figure_cells(job.status),
+        brief((now - job.created).total_seconds()),
+        _ended(job),
+    ]
+
+
+def _without_phase(job: PastJob) -> str:
+    if job.present is not None:
+        return UNKNOWN
+    return "Unreadable" if job.fault else NO_END
+
+
+def _ended(job: PastJob) -> str:
+    if job.ended:
+        return written(job.ended)
+    if job.present is not None:
+        return UNKNOWN
+    if job.fault:
+        return job.fault
+    if job.end:
+        return f"recorded {written(job.end.time)}"
+    return f"last sign {written(job.last_sign)}" if job.last_sign else "no sign"
+
+
+def _wide_cells(job: PastJob) -> list[str]:
+    nodes = sorted({pod.node for pod in job.end.pods if pod.node}) if job.end else []
+    *cells, reason = wide_cells(job.status, job.strategy, job.workers, job.state)
+    took = UNKNOWN if job.seconds is None else brief(job.seconds)
+    return [*cells, took, ",".join(nodes) or UNKNOWN, job.uid, job.uri, reason]
+
+
+def _plain(job: PastJob) -> dict[str, Any]:
+    end = job.end
+    state, reason = shown_state(job.status)
+    record = end and {
+        "time": written(end.time),
+        "by": end.by,
+        "pods": [{"name": pod.name} | ({"node": pod.node} if pod.node else {}) for pod in end.pods],
+    }
+    return {
+        "metadata": {
+            "namespace": job.namespace,
+            "name": job.name,
+            "uid": job.uid,
+            "creationTimestamp": written(job.created),
+        },
+        "uri": job.uri,
+        "source": "cluster" if job.present is not None else "bucket",
+        "strategy": job.strategy,
+        "workers": job.workers,
+        "state": state,
+        "reason": job.state or reason,
+        "endTime": written(job.ended) if job.ended else None,
+        "lastSign": written(job.last_sign) if job.last_sign else None,
+        "fault": job.fault,
+        "record": record,
+        "status": job.status.model_dump(by_alias=True, mode="json", exclude_unset=True),
+    }

@@ -9,27 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dtj.api.condition_types import ConditionType
 from dtj.api.errors import Unusable
-from dtj.cli import places
-from dtj.cli.connection import (
+from dtj.api.status import ConditionType
+from dtj.cli.connection import connect
+from dtj.cli.job_table import event_table
+from dtj.cli.options import (
     ContextOption,
     EndpointOption,
-    FromOption,
     JobName,
     JobNameOrUri,
     LocalOption,
     NamespaceOption,
-    PastOption,
-    UidOption,
+    TimeoutOption,
     complete_name,
-    connect,
+    with_fields,
 )
-from dtj.cli.durations import TimeoutOption
-from dtj.cli.job_table import event_table
+from dtj.cli.places import PlaceOptions
 from dtj.cli.status_view import one_line
-from dtj.cli.tables import print_table
-from dtj.cli.terminal import FormatOption, echo, errors, print_data
+from dtj.cli.terminal import FormatOption, echo, errors, print_data, print_table
+from dtj.views.sentences import resuming, scaled, suspending
 
 if TYPE_CHECKING:
     from dtj.client import JobEvent
@@ -71,13 +69,14 @@ def wait(
     """
     condition = None if goal is Goal.ENDED else ConditionType(goal.value)
     if local:
-        from dtj.cli.local_place import wait_for_run
         from dtj.local.runs import Runs, home
+        from dtj.views.local_place import wait_for_run
 
         echo(one_line(wait_for_run(Runs(home()).find(name, namespace), condition, timeout)))
         return
     client = connect(namespace, context)
-    # `wait` retries while the API server does not answer. Read the job first: a wrong name then fails at once.
+    # `wait` retries for two minutes while the API server does not answer. Read the job first, so that the command
+    # fails at once if the API server can't be reached at all.
     client.get(name)
     if condition is None:
         job = client.wait(name, timeout=timeout)
@@ -97,7 +96,7 @@ def suspend(name: JobName, namespace: NamespaceOption = None, context: ContextOp
     ```
     """
     connect(namespace, context).suspend(name)
-    echo(f"{name} is being suspended: its pods save a checkpoint and end")
+    echo(suspending(name))
 
 
 @app.command()
@@ -123,7 +122,7 @@ def resume(
     ```
     """
     connect(namespace, context).resume(name, checkpoint=checkpoint, endpoint=endpoint)
-    echo(f"{name} is being resumed" + (f" from checkpoint {checkpoint}" if checkpoint is not None else ""))
+    echo(resuming(name, checkpoint))
 
 
 @app.command()
@@ -159,7 +158,7 @@ def scale(
     except KeyboardInterrupt:
         errors.print(f"{name} is resumed if this command suspended it; `dtj resume {name}` does the same")
         raise
-    echo(f"{name} now has " + ", ".join(f"{role}={number}" for role, number in wanted.items()))
+    echo(scaled(name, wanted))
 
 
 @app.command()
@@ -168,6 +167,9 @@ def delete(
         list[str], typer.Argument(help="Names of the jobs.", metavar="NAME", autocompletion=complete_name)
     ],
     wait: Annotated[bool, typer.Option("--wait", help="Wait until jobs and pods are gone.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Delete nothing; print the jobs that would be deleted.")
+    ] = False,
     timeout: TimeoutOption = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -182,19 +184,19 @@ def delete(
     """
     client = connect(namespace, context)
     for name in names:
+        if dry_run:
+            echo(f"{client.get(name).name} in namespace {client.namespace} would be deleted")
+            continue
         client.delete(name, wait=wait, timeout=timeout)
         echo(f"{name} {'deleted' if wait else 'is being deleted'}")
 
 
 @app.command()
+@with_fields
 def events(
     name: JobNameOrUri,
-    past: PastOption = False,
-    from_: FromOption = None,
-    uid: UidOption = "",
-    local: LocalOption = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
+    where: PlaceOptions,
+    *,
     format_: FormatOption = None,
 ) -> None:
     """Print the events of a job and its pods.
@@ -207,8 +209,7 @@ def events(
     dtj events fashion-mnist --past
     ```
     """
-    choice = places.chosen(past, from_, uid)
-    listed = places.find(name, local=local, namespace=namespace, context=context, past=choice).events()
+    listed = where.find(name).events()
     if format_:
         print_data([_plain(event) for event in listed], format_)
     elif listed:

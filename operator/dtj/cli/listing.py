@@ -13,20 +13,19 @@ import typer
 
 from dtj.api.errors import Unusable
 from dtj.api.status import Phase
-from dtj.cli.connection import (
+from dtj.cli.connection import connect
+from dtj.cli.job_table import job_table
+from dtj.cli.options import (
     ContextOption,
     EndpointOption,
     FromOption,
     LocalOption,
     NamespaceOption,
     PastOption,
-    connect,
+    seconds_of,
 )
-from dtj.cli.durations import seconds_of
-from dtj.cli.job_table import job_table
-from dtj.cli.places import PastChoice
-from dtj.cli.tables import print_table
-from dtj.cli.terminal import Format, echo, errors, print_data
+from dtj.cli.places import PastChoice, present_jobs, print_fault
+from dtj.cli.terminal import OutputFormat, echo, errors, print_data, print_table
 from dtj.client.history_query import HistoryQuery, SortBy
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 _TOLD_FROM = 200
-"""The progress of so few requests is not worth a line."""
+"""The smallest number of records for which lines about the progress are printed. Fewer are read in a moment."""
 _LINE_SECONDS = 2.0
 
 
@@ -108,8 +107,8 @@ def list_jobs(
     if only_past := [name for name, value in given.items() if value is not None]:
         raise Unusable(f"{only_past[0]} is for the history of a bucket", "give --past")
     if local:
-        from dtj.cli.local_place import local_jobs
         from dtj.local.runs import home
+        from dtj.views.local_place import local_jobs
 
         jobs = local_jobs(home(), namespace)
     else:
@@ -130,7 +129,7 @@ def list_jobs(
 
 def _print_jobs(jobs: list[DistributedTrainingJob], format_: ListFormat | None, *, namespaces: bool) -> None:
     if format_ in (ListFormat.JSON, ListFormat.YAML):
-        print_data([job.to_manifest() for job in jobs], Format(format_))
+        print_data([job.to_manifest() for job in jobs], OutputFormat(format_))
     elif format_ is ListFormat.NAME:
         for job in jobs:
             echo(job.name)
@@ -145,20 +144,20 @@ def _list_past(
     context: str | None,
     format_: ListFormat | None,
 ) -> None:
-    from dtj.cli.past_place import ask, open_history
-    from dtj.cli.past_table import as_data, past_table
+    from dtj.cli.job_table import as_data, past_table
+    from dtj.views.histories import open_history
 
-    cluster = ask(query.namespace, context)
-    with open_history(choice.source, cluster, choice.endpoint) as history, _told_progress() as tell:
+    present = present_jobs(query.namespace, context)
+    with open_history(choice.source, present, choice.endpoint) as history, _told_progress() as tell:
         history.on_progress = tell
         # Ask for one job more than the limit: `_tell_rest` says whether the history has more jobs.
-        jobs = history.jobs(query, limit=None if limit is None else limit + 1, present=cluster.jobs)
+        jobs = history.jobs(query, limit=None if limit is None else limit + 1, present=present.jobs)
         uri = history.uri
-    cluster.tell_fault()
+    print_fault(present.fault)
     more = limit is not None and len(jobs) > limit
     jobs = jobs[:limit]
     if format_ in (ListFormat.JSON, ListFormat.YAML):
-        print_data(as_data(jobs), Format(format_))
+        print_data(as_data(jobs), OutputFormat(format_))
     elif format_ is ListFormat.NAME:
         # The URI of a job takes the place of its name in other commands, and is unique.
         for job in jobs:
@@ -172,12 +171,12 @@ def _tell_rest(jobs: list[PastJob], uri: str, *, more: bool, limit: int | None) 
     if more:
         errors.print(f"there are more than {limit} jobs in {uri}; --limit 0 lists all")
     elif not jobs:
-        errors.print(f"no such jobs in the history of {uri}")
+        errors.print(f"the history in {uri} has no job that fits the options")
 
 
 @contextmanager
 def _told_progress() -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that tells how many of the records are read: a bar on a terminal, else a line at times."""
+    """Yield a function that shows how many records are read: as a bar on a terminal, else as a line now and then."""
     if errors.is_terminal:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from dtj.cli.connection import (
-    ContextOption,
-    FromOption,
+from dtj.cli.options import (
     JobNameOrUri,
-    LocalOption,
-    NamespaceOption,
-    PastOption,
-    UidOption,
+    with_fields,
 )
-from dtj.cli.places import chosen, find
+from dtj.cli.places import PlaceOptions
 from dtj.cli.terminal import output, visible
 
 if TYPE_CHECKING:
@@ -30,8 +25,10 @@ _CONTROL_SEQUENCES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*
 
 
 @app.command()
+@with_fields
 def logs(
     name: JobNameOrUri,
+    *,
     role: Annotated[str | None, typer.Option(help="Print only replicas of this role: worker, ps, …")] = None,
     index: Annotated[int | None, typer.Option(min=0, help="Print only this replica of the role.")] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Print only this rank.")] = None,
@@ -45,6 +42,16 @@ def logs(
         int | None,
         typer.Option(min=1, help="Print the lines of an earlier attempt, from the bucket.", metavar="N"),
     ] = None,
+    round_: Annotated[
+        int | None,
+        typer.Option(
+            "--round",
+            min=0,
+            help="Print only the lines of one start of the ranks in the pods of the attempt: 0 is the first, 1 the "
+            "first restart in place.",
+            metavar="N",
+        ),
+    ] = None,
     timestamps: Annotated[
         bool, typer.Option("--timestamps", help="Print the time of each line, if known.")
     ] = False,
@@ -54,12 +61,7 @@ def logs(
             "--prefix/--no-prefix", help="Begin each line with the rank or replica that printed it."
         ),
     ] = True,
-    past: PastOption = False,
-    from_: FromOption = None,
-    uid: UidOption = "",
-    local: LocalOption = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
+    where: PlaceOptions,
 ) -> None:
     """Print the output of all ranks and replicas of a job, each in its own colour.
 
@@ -69,13 +71,14 @@ def logs(
     dtj logs fashion-mnist -f
     dtj logs fashion-mnist --rank 1 --tail 20
     dtj logs cifar --role worker --index 0 --attempt 1
+    dtj logs cifar --round 1
     dtj logs fashion-mnist --past --tail 20
     ```
     """
     from dtj.client import LogQuery
 
-    query = LogQuery(role, index, rank, follow, tail, attempt)
-    place = find(name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid))
+    query = LogQuery(role, index, rank, follow, tail, attempt, round=round_)
+    place = where.find(name)
     painter = LinePainter(prefix=prefix, timestamps=timestamps)
     for line in place.logs(query):
         output.print(painter.painted(line))
@@ -97,6 +100,6 @@ class LinePainter:
         if self._prefix:
             colour = self._colours.setdefault(line.source, _COLOURS[len(self._colours) % len(_COLOURS)])
             text.append(f"[{line.source}] ", colour)
-        # Leave out what a progress bar overwrote, as a terminal does.
+        # Show only the text after the last carriage return: a progress bar overwrites its line, as on a terminal.
         shown = _CONTROL_SEQUENCES.sub("", line.text.rstrip("\r").rpartition("\r")[2])
         return text.append(Text.from_ansi("\x1b".join(map(visible, shown.split("\x1b")))))

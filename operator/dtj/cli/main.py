@@ -63,7 +63,7 @@ def main() -> NoReturn:
     except typer.TyperException as error:
         # Without arguments, typer prints the help and raises an error without a message.
         if message := error.format_message():
-            _print_error(message, f"`{_path_of(error)} --help` shows how to use it")
+            _print_error(message, f"`{_command_path(error)} --help` shows how to use it")
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
@@ -73,7 +73,7 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     except Exception as error:  # noqa: BLE001 - no caller reports the error
         _raise_if_debugging()
-        message = f"a fault of dtj itself: {type(error).__name__}: {error}"
+        message = f"an error in dtj itself: {type(error).__name__}: {error}"
         _print_error(message, "`dtj --debug …` shows the traceback; please report it")
         sys.exit(EXIT_SOFTWARE)
     sys.exit(code if isinstance(code, int) else 0)
@@ -85,7 +85,7 @@ def _print_error(message: str, remedy: str | None) -> None:
         errors.print(f"     {remedy}")
 
 
-def _path_of(error: typer.TyperException) -> str:
+def _command_path(error: typer.TyperException) -> str:
     """Return the path of the command that the user called with wrong arguments."""
     context = getattr(error, "ctx", None)
     return str(context.command_path) if context else _called()

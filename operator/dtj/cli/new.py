@@ -13,10 +13,10 @@ from dtj.api.errors import Unusable
 from dtj.api.job_file import read_job_file
 from dtj.api.shown import enumerated
 from dtj.api.strategies import RULES
-from dtj.cli.connection import RegistryOption
 from dtj.cli.job_files import STANDARD_INPUT
-from dtj.cli.job_text import Answers, job_text
+from dtj.cli.options import RegistryOption
 from dtj.cli.terminal import echo, errors, output
+from dtj.views.job_text import Answers, job_text
 
 # Option, question, and the field of the job that the answer sets.
 _QUESTIONS = (
@@ -138,8 +138,8 @@ def _ask_missing(answers: Answers, missing: list[str]) -> Answers:
         unasked = ["NAME" if option == "name" else f"--{option}" for option in _NEEDED if option in missing]
         if unasked:
             raise Unusable(
-                f"{', '.join(unasked)} not given, and there is no terminal to ask on",
-                "give them, or --yes to take the defaults",
+                f"{', '.join(unasked)} not given, and dtj can't ask without a terminal",
+                "give these options, or --yes to take the defaults",
             )
         return answers
     for option, question, field in _QUESTIONS:
@@ -190,7 +190,7 @@ def _write(path: Path, text: str, *, force: bool) -> None:
     except FileExistsError:
         raise _already_exists(path) from None
     except OSError as error:
-        raise Unusable(f"{path}: {error.strerror}") from None
+        raise Unusable(f"{path} can't be written: {error.strerror}") from None
     output.print(
         f"{path} is written. Next: dtj validate {path}, dtj run {path} or dtj submit {path}",
     )

@@ -1,47 +1,21 @@
-"""The place of a job: a cluster, this machine, or a prefix in a bucket. Commands that only read treat them alike."""
+"""Find the job that the options of a command name: on the cluster, on this machine, or in a history of past jobs.
+
+`dtj.views.places` has the places themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from dtj.api.errors import Unusable
+from dtj.api.errors import DtjError, NotFound, Unusable
 from dtj.cli.connection import connect, opened
+from dtj.cli.options import ContextOption, FromOption, LocalOption, NamespaceOption, PastOption, UidOption
+from dtj.cli.terminal import errors
+from dtj.views.places import ClusterPlace, Place
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dtj.client import Artifacts, Client, DistributedTrainingJob, JobEvent, LogLine, LogQuery, Pod
-
-
-class Place(Protocol):
-    """The place of one job. Its methods raise DtjError, as the methods of `dtj.client.Client` do."""
-
-    def job(self) -> DistributedTrainingJob:
-        """Return the current job."""
-
-    def note(self) -> str | None:
-        """Return a sentence about a state that the status of the job does not show."""
-
-    def pods(self) -> list[Pod]:
-        """List the present pods of the job. A local run has no pods."""
-
-    def events(self) -> list[JobEvent]:
-        """List the events of the job, oldest first."""
-
-    def artifacts(self, endpoint: str | None = None) -> AbstractContextManager[Artifacts]:
-        """Return the artifacts of the job in its bucket. The store answers inside the `with` block.
-
-        endpoint: URL of the store for this machine; see `Client.artifacts`.
-        """
-
-    def get_code(self, folder: Path, endpoint: str | None = None) -> list[Path]:
-        """Copy the files of the job's code; see `Client.get_code`."""
-
-    def logs(self, query: LogQuery) -> Iterator[LogLine]:
-        """Yield the lines that the ranks and replicas printed; see `Client.logs`."""
+    from dtj.views.histories import PresentJobs
 
 
 @dataclass(frozen=True)
@@ -49,18 +23,37 @@ class PastChoice:
     """Chooses a job from the history of a bucket."""
 
     source: str | None
-    """The `artifacts.uri` of the jobs; None: `dtj.cli.past_place` finds it."""
+    """The `artifacts.uri` of the jobs; None: `dtj.views.histories.open_history` finds it."""
     uid: str
-    """The begin of the uid; empty: the newest job of the name."""
+    """The beginning of the job's uid; empty: choose the newest job of the name."""
     endpoint: str | None = None
     """URL of the store for this machine; None: the one that the environment names."""
 
 
-def chosen(past: bool, source: str | None, uid: str, endpoint: str | None = None) -> PastChoice | None:
-    """Return the choice of the options --past, --from, --uid and --endpoint. Raises Unusable if they contradict."""
-    if not past and (source is not None or uid):
-        raise Unusable(f"{'--uid' if uid else '--from'} chooses from the history of a bucket", "give --past")
-    return PastChoice(source, uid, endpoint) if past else None
+@dataclass(frozen=True)
+class PlaceOptions:
+    """The options of a command that reads a job, wherever the job is; see `dtj.cli.options.with_fields`."""
+
+    past: PastOption = False
+    from_: FromOption = None
+    uid: UidOption = ""
+    local: LocalOption = False
+    namespace: NamespaceOption = None
+    context: ContextOption = None
+
+    def find(self, name: str, endpoint: str | None = None) -> Place:
+        """Find a job, as the function `find` does. endpoint: URL of the store for this machine."""
+        past = self.choice(endpoint)
+        return find(name, local=self.local, namespace=self.namespace, context=self.context, past=past)
+
+    def choice(self, endpoint: str | None = None) -> PastChoice | None:
+        """Return what --past, --from and --uid choose. Raises Unusable if they contradict."""
+        if not self.past and (self.from_ is not None or self.uid):
+            raise Unusable(
+                f"{'--uid' if self.uid else '--from'} is only for past jobs in the history of a bucket",
+                "give --past",
+            )
+        return PastChoice(self.from_, self.uid, endpoint) if self.past else None
 
 
 def find(
@@ -73,16 +66,14 @@ def find(
     if past and local:
         raise Unusable("--past and --local exclude each other", "leave out one of them")
     if name.startswith("s3://"):
-        from dtj.cli.bucket_place import BucketPlace
+        from dtj.views.bucket_place import BucketPlace
 
         return BucketPlace(name, store_of(name, local=local))
     if past:
-        from dtj.cli.past_place import find_past
-
-        return find_past(name, past, namespace, context)
+        return _find_past(name, past, namespace, context)
     if local:
-        from dtj.cli.local_place import LocalPlace
         from dtj.local.runs import Runs, home
+        from dtj.views.local_place import LocalPlace
 
         return LocalPlace(Runs(home()).find(name, namespace), home())
     client = connect(namespace, context)
@@ -112,40 +103,73 @@ def store_of(uri: str, *, local: bool, endpoint: str | None = None) -> dict[str,
     return user_environment(endpoint)
 
 
-class ClusterPlace:
-    """A job of a cluster."""
+def _find_past(name: str, choice: PastChoice, namespace: str | None, context: str | None) -> Place:
+    """Find a job by its name in a history. Raises NotFound if no job has the name.
 
-    def __init__(self, client: Client, name: str, namespace: str | None = None) -> None:
-        """Store the place. namespace: by default the namespace of the client."""
-        self._client = client
-        self._name = name
-        self._namespace = namespace
+    If several jobs have the name, return the newest, and print a line that says so. namespace: by default any. If the
+    cluster still has the object of the job, the place is the cluster.
+    """
+    from dtj.client.history_query import HistoryQuery
+    from dtj.client.past_job import written
+    from dtj.views.bucket_place import BucketPlace
+    from dtj.views.histories import open_history
 
-    def job(self) -> DistributedTrainingJob:
-        """See `Place.job`."""
-        return self._client.get(self._name, namespace=self._namespace)
+    present = present_jobs(namespace, context)
+    with open_history(choice.source, present, choice.endpoint) as history:
+        found = history.find(HistoryQuery(name=name, namespace=namespace, uid=choice.uid))
+        uri, environment = history.uri, history.environment
+    print_fault(present.fault)
+    if not found:
+        where = f" in namespace {namespace}" if namespace else ""
+        with_uid = f" with a uid that begins with {choice.uid}" if choice.uid else ""
+        raise NotFound(
+            f"the history of {uri} has no job {name}{where}{with_uid}",
+            f"`dtj list --past --from {uri}` lists the jobs",
+        )
+    entry = found[0]
+    if len(found) > 1:
+        errors.print(
+            f"{len(found)} jobs are called {name}: this is the newest, {entry.namespace}/{name} with uid "
+            f"{entry.uid}, created {written(entry.created)}; --uid chooses another one"
+        )
+    if any(job.uid == entry.uid for job in present.jobs):
+        assert present.client is not None, "the client listed the jobs"
+        return ClusterPlace(present.client, name, entry.namespace)
+    return BucketPlace(f"{uri}/{entry.prefix}", environment)
 
-    def note(self) -> str | None:
-        """See `Place.note`."""
-        return None
 
-    def pods(self) -> list[Pod]:
-        """See `Place.pods`."""
-        return self._client.pods(self._name, namespace=self._namespace)
+def on_the_cluster(place: Place, context: str | None) -> Place:
+    """Return the place of a job on the cluster if the cluster still has its object, else the place in the bucket."""
+    from dtj.views.bucket_place import BucketPlace
 
-    def events(self) -> list[JobEvent]:
-        """See `Place.events`."""
-        return self._client.events(self._name, namespace=self._namespace)
+    if not isinstance(place, BucketPlace):
+        return place
+    past = place.past
+    try:
+        client = connect(past.namespace, context)
+        job = client.get(past.name)
+        # A job without any record in the bucket is known only by the short uid in its prefix.
+        if past.uid in (job.uid, job.job.short_uid):
+            return ClusterPlace(client, past.name)
+    except NotFound:
+        pass
+    except DtjError as error:
+        print_fault(error)
+    return place
 
-    @contextmanager
-    def artifacts(self, endpoint: str | None = None) -> Iterator[Artifacts]:
-        """See `Place.artifacts`."""
-        yield self._client.artifacts(self._name, endpoint=endpoint, namespace=self._namespace)
 
-    def get_code(self, folder: Path, endpoint: str | None = None) -> list[Path]:
-        """See `Place.get_code`."""
-        return self._client.get_code(self._name, folder, endpoint=endpoint, namespace=self._namespace)
+def present_jobs(namespace: str | None, context: str | None) -> PresentJobs:
+    """Return the present jobs: of a namespace, else of all namespaces that the user may list."""
+    from dtj.views.histories import PresentJobs, jobs_of_client
 
-    def logs(self, query: LogQuery) -> Iterator[LogLine]:
-        """See `Place.logs`."""
-        return self._client.logs(self._name, query, namespace=self._namespace)
+    try:
+        client = connect(namespace, context)
+    except DtjError as error:
+        return PresentJobs(fault=error)
+    return jobs_of_client(client, everywhere=namespace is None)
+
+
+def print_fault(fault: DtjError | None) -> None:
+    """Print why the cluster can't be asked, if it can't be. The history then comes from the bucket alone."""
+    if fault:
+        errors.print(f"only the bucket was read, because the cluster can't be asked: {fault.message}")

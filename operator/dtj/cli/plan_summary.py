@@ -11,21 +11,21 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from dtj.api.code import code_notes
-from dtj.api.data_rules import data_notes
 from dtj.api.identity import LABEL_ROLE
 from dtj.api.job import Job, Manifest
 from dtj.api.names import tensorboard_name
-from dtj.api.scheduling import Gang
+from dtj.api.shape import Replica
+from dtj.api.spec import Gang
+from dtj.api.validation import notes
 from dtj.cli.terminal import echo_whole, output
 from dtj.plan.job import plan_job
-from dtj.plan.model import Plan, Replica
-from dtj.plan.pods import trainer_container
+from dtj.plan.model import Plan
+from dtj.plan.pods import rounds_of, trainer_container
 from dtj.plan.start import START
 from dtj_trainer import contract
 
 _MAX_SHOWN = 8
-"""Up to this many replicas of a role, or values of a variable, are all shown; of more, the first two and the last."""
+"""The largest number of replicas of a role, or values of a variable, that are all shown. Of more, three are shown."""
 _UNKNOWN_UID = "<uid>"
 
 
@@ -33,10 +33,10 @@ def print_summary(job: Job) -> None:
     """Print the plan of a job without faults."""
     job = replace(job, uid=job.uid or _UNKNOWN_UID)
     plan = plan_job(job)
-    attempt = job.status.current_attempt
+    attempt = job.attempt
     where = f"namespace {job.namespace}" + (f", attempt {attempt}" if attempt > 1 else "")
     heading = Text.assemble(
-        (job.name, "bold"), f": {job.spec.strategy}, {len(plan.replicas)} pods in {where}"
+        (job.name, "bold"), f": {job.spec.strategy}, {len(plan.shape.replicas)} pods in {where}"
     )
     output.print(heading)
     if manager := job.spec.run_policy.other_manager:
@@ -51,8 +51,7 @@ def print_summary(job: Job) -> None:
     _part("Program")
     _lines(_programs(pods))
     _lines(job.rules.notes(job.spec))
-    _lines(data_notes(job))
-    _lines(code_notes(job))
+    _lines(notes(job))
     if "hostfile" in plan.config["data"]:
         _part(f"Hostfile {contract.CONFIG_DIR}/hostfile")
         _lines(_shortened(plan.config["data"]["hostfile"].splitlines()))
@@ -66,10 +65,10 @@ def print_summary(job: Job) -> None:
 
 
 def _sampled_pods(plan: Plan) -> dict[str, Manifest]:
-    """Return the pods of each role by name; of many, which differ only in their index, the first two and the last."""
+    """Return the pods of each role by name. Of more than _MAX_SHOWN pods, return the first two and the last."""
     return {
         replica.name: plan.pod(replica)
-        for replicas in _by_role(plan.replicas).values()
+        for replicas in _by_role(plan.shape.replicas).values()
         for replica in (replicas if len(replicas) <= _MAX_SHOWN else [*replicas[:2], replicas[-1]])
     }
 
@@ -119,7 +118,7 @@ def _keep_names_whole(table: Table) -> None:
 
 def _pods(plan: Plan, pods: Mapping[str, Manifest], accelerator: str) -> Table:
     table = _table("  stage", "pod", "role", "index", "image", "gpus", "other resources")
-    for number, stage in enumerate(plan.stages, 1):
+    for number, stage in enumerate(plan.shape.stages, 1):
         for role, replicas in _by_role(stage).items():
             rows = [
                 (
@@ -150,16 +149,18 @@ def _container_cells(pod: Manifest, accelerator: str) -> tuple[str, str, str]:
 
 
 def _order(plan: Plan) -> list[str]:
-    decisive = ", ".join(_shortened(plan.decisive))
+    decisive = ", ".join(_shortened(plan.shape.decisive))
     state = (
-        "run, or are ready if they may restore a checkpoint" if plan.next_stage_on_running else "are ready"
+        "run, or are ready if they may restore a checkpoint"
+        if plan.shape.next_stage_on_running
+        else "are ready"
     )
     later = (
         [f"Pods of a stage are created when the pods of all earlier stages {state}."]
-        if len(plan.stages) > 1
+        if len(plan.shape.stages) > 1
         else []
     )
-    return [*later, f"The job succeeds with {decisive}; {plan.reporter} reports its progress."]
+    return [*later, f"The job succeeds with {decisive}; {plan.shape.reporter} reports its progress."]
 
 
 def _programs(pods: Mapping[str, Manifest]) -> list[str]:
@@ -181,7 +182,7 @@ def _tf_config(plan: Plan, pods: Mapping[str, Manifest]) -> None:
     for pod in pods.values():
         if text := _environment(pod).get(contract.ENV_TF_CONFIG):
             _part(f"TF_CONFIG of {pod['metadata']['name']}; the other pods have their own task")
-            # The kubelet replaces $(DTJ_TF_CLUSTER) in the same way.
+            # Show the value as the pod sees it: the kubelet replaces $(DTJ_TF_CLUSTER) by the variable's value.
             config = json.loads(text.replace(f"$({contract.ENV_TF_CLUSTER})", _tf_cluster(plan, pod)))
             for role, hosts in config.get("cluster", {}).items():
                 _lines(_shortened([f"{role}  {host}" for host in hosts]))
@@ -219,7 +220,7 @@ def _own_environment(plan: Plan, pods: Mapping[str, Manifest]) -> Table:
     for name in _names(environments.values()):
         replicas_by_value: dict[str, list[str]] = {}
         left_out = False
-        for role, replicas in _by_role(plan.replicas).items():
+        for role, replicas in _by_role(plan.shape.replicas).items():
             sampled = [replica for replica in replicas if replica.name in pods]
             same = len({environments[replica.name].get(name) for replica in sampled}) == 1
             left_out |= not same and len(sampled) < len(replicas)
@@ -227,7 +228,7 @@ def _own_environment(plan: Plan, pods: Mapping[str, Manifest]) -> Table:
                 value = environments[sampled[0].name if same else replica.name].get(name)
                 if value is not None:
                     replicas_by_value.setdefault(value, []).append(f"{role}-{replica.index}")
-        shared = [len(names) for names in replicas_by_value.values()] == [len(plan.replicas)]
+        shared = [len(names) for names in replicas_by_value.values()] == [len(plan.shape.replicas)]
         if shared or name == contract.ENV_TF_CONFIG:
             continue
         rows = [
@@ -259,13 +260,17 @@ def _artifacts(job: Job) -> list[str]:
 def _restarts(job: Job, plan: Plan) -> list[str]:
     policy, artifacts = job.spec.run_policy, job.spec.artifacts
     lines = [
-        f"after a failure of the program: {policy.backoff_limit} times at most; "
+        f"after a failure of the program: at most {policy.backoff_limit} times; "
         "lost nodes, evictions and preemptions are not counted"
     ]
-    if plan.restarts_with is None:
+    if rounds_of(job) is not None:
+        lines.append(
+            "when a rank fails: the ranks start again in their pods, or in new ones (InPlaceRestart)"
+        )
+    if plan.shape.restarts_with is None:
         lines.append("when a pod is lost: all pods start again")
     else:
-        lines += _lost_pods(plan, plan.restarts_with)
+        lines += _lost_pods(plan, plan.shape.restarts_with)
     if artifacts is None:
         lines.append("from the beginning: without artifacts there are no checkpoints")
     elif artifacts.resume.value == "Never":
@@ -286,7 +291,7 @@ def _restarts(job: Job, plan: Plan) -> list[str]:
 
 def _lost_pods(plan: Plan, groups: Mapping[str, frozenset[str]]) -> Iterator[str]:
     """Yield what starts again after the loss of a pod: a line for each role, or two if the pods of a role differ."""
-    for role, replicas in _by_role(plan.replicas).items():
+    for role, replicas in _by_role(plan.shape.replicas).items():
         alone = [replica for replica in replicas if len(groups[replica.name]) == 1]
         together = [replica for replica in replicas if replica not in alone]
         if together:
@@ -298,7 +303,7 @@ def _lost_pods(plan: Plan, groups: Mapping[str, frozenset[str]]) -> Iterator[str
 
 def _group(plan: Plan, group: frozenset[str]) -> str:
     whole, parts = [], []
-    for role, replicas in _by_role(plan.replicas).items():
+    for role, replicas in _by_role(plan.shape.replicas).items():
         members = [replica.name for replica in replicas if replica.name in group]
         if len(members) == len(replicas):
             whole.append(role)

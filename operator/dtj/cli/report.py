@@ -1,7 +1,12 @@
-"""`dtj report`."""
+"""`dtj report`: makes the report of runs, and prints it or writes its files.
+
+`report_sources` finds the runs, `dtj.views.runs` reads a run, and `dtj.report` makes the figures. `dtj ui` shows the
+same report.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,29 +16,24 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from dtj.api.errors import Unusable
-from dtj.cli.connection import (
-    ContextOption,
-    FromOption,
-    LocalOption,
-    NamespaceOption,
-    PastOption,
-    UidOption,
+from dtj.cli.options import (
     complete_name,
+    with_fields,
 )
+from dtj.cli.places import PlaceOptions
 from dtj.cli.terminal import FormatOption, VisibleConsole, output, print_data
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from dtj.report.report import Report
     from dtj.report.tables import Table
+
 
 app = typer.Typer()
 
 FOLDER = Path("dtj-report")
 
 
-class Form(StrEnum):
+class ReportForm(StrEnum):
     """The forms of a report."""
 
     TABLE = "table"
@@ -45,6 +45,7 @@ class Form(StrEnum):
 
 
 @app.command()
+@with_fields
 def report(
     names: Annotated[
         list[str],
@@ -54,6 +55,7 @@ def report(
             autocompletion=complete_name,
         ),
     ],
+    *,
     baseline: Annotated[
         str | None,
         typer.Option(
@@ -77,7 +79,7 @@ def report(
         ),
     ] = None,
     forms: Annotated[
-        list[Form] | None,
+        list[ReportForm] | None,
         typer.Option(
             "--format",
             help="Form of the report; may be repeated. page: one HTML file a run, to send. Default: table.",
@@ -86,12 +88,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help=f"Folder for files. Default: {FOLDER}.", file_okay=False)
     ] = None,
-    past: PastOption = False,
-    from_: FromOption = None,
-    uid: UidOption = "",
-    local: LocalOption = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
+    where: PlaceOptions,
     data: FormatOption = None,
 ) -> None:
     """Make tables and pictures of one or many runs: rates, times, accuracy, speed-up, cost.
@@ -110,31 +107,29 @@ def report(
         dtj report fashion-mnist --format html --format png --out report
         dtj report fashion-mnist --format page
     """
-    from dtj.cli.places import chosen
     from dtj.cli.report_sources import read_runs
     from dtj.report.cost import read_price
     from dtj.report.report import make_report
 
     price_of_pods = None if price is None else read_price(price)
-    choice = chosen(past, from_, uid)
-    wanted = set(forms or ([] if data or out else [Form.TABLE]))
+    wanted = set(forms or ([] if data or out else [ReportForm.TABLE]))
     if out and not forms:
-        wanted = set(Form) - {Form.PAGE}
-    bare = wanted == {Form.PAGE} and not data
-    runs = read_runs(names, local=local, namespace=namespace, context=context, past=choice, bare=bare)
+        wanted = set(ReportForm) - {ReportForm.PAGE}
+    bare = wanted == {ReportForm.PAGE} and not data
+    runs = read_runs(names, where, bare=bare)
     result = make_report(runs, group_by=group_by or (), baseline=baseline, price=price_of_pods)
     if data:
         from dtj.report.data import as_data
 
         print_data(as_data(result), data)
-    elif Form.TABLE in wanted:
+    elif ReportForm.TABLE in wanted:
         _print(result)
     pages: dict[str, str] = {}
-    if Form.PAGE in wanted:
-        from dtj.cli.run_pages import pages_of
+    if ReportForm.PAGE in wanted:
+        from dtj.views.runs import pages_of
 
         pages = pages_of(runs)
-    written = _write(_files(result, wanted - {Form.TABLE}) | pages, out or FOLDER)
+    written = _write(_files(result, wanted - {ReportForm.TABLE}) | pages, out or FOLDER)
     if not data:
         for file in written:
             output.print(file)
@@ -152,7 +147,7 @@ def _print(report: Report) -> None:
 
 
 def _print_table(table: Table) -> None:
-    """Print a table. On a terminal that is too narrow, print a column for each run. In a file, fold no line."""
+    """Print a table. On a terminal that is too narrow, print the runs as columns. In a file, fold no lines."""
     rich_table = _rich(table.headings, table.rows)
     if output.is_terminal and _width(rich_table) > output.width and len(table.rows) < len(table.headings):
         first, *others = zip(table.headings, *table.rows, strict=True)
@@ -177,24 +172,24 @@ def _width(table: RichTable) -> int:
     return Measurement.get(output, unlimited, table).maximum
 
 
-def _files(report: Report, forms: set[Form]) -> dict[str, str | bytes]:
+def _files(report: Report, forms: set[ReportForm]) -> dict[str, str | bytes]:
     """Return the files of a report by name. Raises Unusable if matplotlib can't be used."""
     from dtj.report.data import as_csv
     from dtj.report.documents import as_html, as_markdown
 
     files: dict[str, str | bytes] = {}
-    if Form.CSV in forms:
+    if ReportForm.CSV in forms:
         files |= as_csv(report)
     pictures: dict[str, bytes] = {}
-    if forms & {Form.HTML, Form.PNG}:
+    if forms & {ReportForm.HTML, ReportForm.PNG}:
         from dtj.report.pictures import pictures_of
 
         pictures = pictures_of(report)
-    if Form.PNG in forms:
+    if ReportForm.PNG in forms:
         files |= pictures
-    if Form.MARKDOWN in forms:
-        files["report.md"] = as_markdown(report, list(pictures) if Form.PNG in forms else ())
-    if Form.HTML in forms:
+    if ReportForm.MARKDOWN in forms:
+        files["report.md"] = as_markdown(report, list(pictures) if ReportForm.PNG in forms else ())
+    if ReportForm.HTML in forms:
         files["report.html"] = as_html(report, pictures)
     return files
 

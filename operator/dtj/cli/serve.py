@@ -9,11 +9,11 @@ import typer
 
 from dtj.api.errors import Unusable
 from dtj.api.names import is_dns_label
-from dtj.cli.connection import ContextOption, LocalOption, RegistryOption, complete_name, opened
+from dtj.cli.connection import opened
+from dtj.cli.options import ContextOption, LocalOption, RegistryOption, complete_name
 from dtj.cli.places import find, store_of
-from dtj.cli.program_options import split, with_options
 from dtj.cli.terminal import echo
-from dtj.cli.trainer_programs import command, need, run
+from dtj.cli.trainer_programs import command, need, run, split, with_options
 from dtj_trainer.contract import serve_options
 from dtj_trainer.contract.serve_options import ABOUT_MODELS, MODELS, OPTIONS
 
@@ -64,7 +64,7 @@ def serve(
         typer.Option(
             "--namespace",
             "-n",
-            help="Namespace of the jobs, by default that of the context; with --manifest that of the objects.",
+            help="Namespace of the jobs, by default that of the context; with --manifest: of the printed objects.",
             metavar="NAME",
         ),
     ] = None,
@@ -76,17 +76,17 @@ def serve(
         ),
     ] = False,
     kserve: Annotated[
-        bool, _manifest_option("--kserve", about="Print KServe's InferenceService in their place.")
+        bool, _manifest_option("--kserve", about="Print an InferenceService of KServe instead.")
     ] = False,
     name: Annotated[
         str | None,
         _manifest_option(
-            about="Of the objects; by default the first model's with -serve at its end.", metavar="NAME"
+            about="Name of the objects; by default the first model's name with -serve.", metavar="NAME"
         ),
     ] = None,
     image: Annotated[
         str | None,
-        _manifest_option(about="Of the server; by default dtj-serve of this version.", metavar="IMAGE"),
+        _manifest_option(about="Image of the server; default: dtj-serve of this version.", metavar="IMAGE"),
     ] = None,
     registry: RegistryOption = None,
     replicas: Annotated[int | None, _manifest_option(about="Pods; 2 by default.", metavar="N", min=1)] = None,
@@ -102,7 +102,7 @@ def serve(
     ] = None,
     service_account: Annotated[
         str | None,
-        _manifest_option(about="Of the pods, if its role gives access to the bucket.", metavar="NAME"),
+        _manifest_option(about="ServiceAccount of the pods, if it has access to the bucket.", metavar="NAME"),
     ] = None,
     **given: Any,
 ) -> None:
@@ -133,7 +133,7 @@ def serve(
     if manifest:
         if local:
             raise Unusable(
-                "--local is not for --manifest: a pod can't reach the store of this machine",
+                "--local can't be used with --manifest: a pod can't reach the store of this machine",
                 "leave out one of them",
             )
         of_both = {"namespace": namespace, "endpoint": endpoint}
@@ -183,10 +183,10 @@ def _manifests(
         raise Unusable(str(error)) from error
     own = {option.key: option.default for option in OPTIONS}
     if given["host"] != own["host"]:
-        raise Unusable("--host is not for --manifest: a pod listens on all of its addresses")
+        raise Unusable("--host can't be used with --manifest: a pod listens on all its addresses")
     if given["token_file"] is not None:
         raise Unusable(
-            "--token-file is not for --manifest: a pod can't read a file of this machine",
+            "--token-file can't be used with --manifest: a pod can't read a file of this machine",
             f"put the token into the Secret of --secret, as {serve_options.ENV_ACCESS}",
         )
     if given["max_held"] < given["max_body"]:

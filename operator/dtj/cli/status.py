@@ -13,22 +13,17 @@ from rich.console import RenderableType
 
 from dtj.api.errors import NotFound, Unreachable, Unusable
 from dtj.api.status import Phase
-from dtj.cli.connection import (
-    ContextOption,
-    FromOption,
+from dtj.cli.options import (
     JobNameOrUri,
-    LocalOption,
-    NamespaceOption,
-    PastOption,
-    UidOption,
+    with_fields,
 )
-from dtj.cli.places import Place, chosen, find
+from dtj.cli.places import PlaceOptions, on_the_cluster
 from dtj.cli.status_view import one_line, status_view
-from dtj.cli.tables import print_table
-from dtj.cli.terminal import FormatOption, echo, output, print_data
+from dtj.cli.terminal import FormatOption, echo, output, print_data, print_table
 
 if TYPE_CHECKING:
     from dtj.client import DistributedTrainingJob, JobEvent
+    from dtj.views.places import Place
 
 app = typer.Typer()
 _REFRESH_SECONDS = 1.0
@@ -39,17 +34,14 @@ _FEWEST_REPLICAS = 6
 
 
 @app.command()
+@with_fields
 def status(
     name: JobNameOrUri,
+    *,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh the status until the job has ended.")
     ] = False,
-    past: PastOption = False,
-    from_: FromOption = None,
-    uid: UidOption = "",
-    local: LocalOption = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
+    where: PlaceOptions,
     format_: FormatOption = None,
 ) -> None:
     """Show a job's progress, replicas and nodes, conditions, restarts, failure and last events.
@@ -67,16 +59,14 @@ def status(
     """
     if watch and format_:
         raise Unusable("--watch can't be used with --output", "leave out one of them")
-    place = find(name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid))
-    if name.startswith("s3://") and not local:
-        from dtj.cli.past_place import on_the_cluster
-
-        place = on_the_cluster(place, context)
+    place = where.find(name)
+    if name.startswith("s3://") and not where.local:
+        place = on_the_cluster(place, where.context)
     if format_:
         print_data(place.job().to_manifest(), format_)
     elif not watch:
         job, note = place.job(), place.note()
-        # The conditions of the view tell what the events of a past job tell.
+        # Leave out the events of an ended job without a cluster: its conditions contain the same facts.
         events = [] if note and job.status.finished else place.events()
         print_table(status_view(job, place.pods(), events, datetime.now(UTC), note=note))
     elif output.is_terminal:

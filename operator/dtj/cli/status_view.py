@@ -12,15 +12,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dtj.api.condition_types import ConditionType
-from dtj.api.git_annotations import code_words, git_state_of
-from dtj.api.status import Condition, ConditionStatus, Failure, JobStatus
-from dtj.cli.durations import brief
+from dtj.api.status import Condition, ConditionStatus, ConditionType, Failure, JobStatus
 from dtj.cli.job_table import age, event_table, state_text
-from dtj.cli.progress import UNKNOWN, figures
-from dtj.cli.replica_state import replica_state
-from dtj.cli.tables import columns
+from dtj.cli.terminal import columns
 from dtj.status.times import seconds_since
+from dtj.views.figures import UNKNOWN, brief, figures
+from dtj.views.replicas import code_of_job, ranks_of, replica_state
 
 if TYPE_CHECKING:
     from dtj.client import DistributedTrainingJob, JobEvent, Pod
@@ -120,7 +117,7 @@ def _replicas(job: DistributedTrainingJob, pods: Sequence[Pod], most: int | None
             f"{pod.role}-{pod.index}",
             ranks_of(job, pod),
             pod.node or UNKNOWN,
-            replica_state(pod),
+            Text(*replica_state(pod)),
             str(pod.attempt or UNKNOWN),
         )
     if len(pods) > len(shown):
@@ -140,14 +137,6 @@ def _roles(status: JobStatus) -> Table:
     return table
 
 
-def ranks_of(job: DistributedTrainingJob, pod: Pod) -> str:
-    """Return the ranks that run in a pod."""
-    ranks = job.spec.rules.ranks_of(job.spec, pod.role, pod.index)
-    if not ranks:
-        return UNKNOWN
-    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
-
-
 def _conditions(conditions: Sequence[Condition], now: datetime) -> Table:
     table = columns("CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE")
     for condition in conditions:
@@ -164,10 +153,9 @@ def _conditions(conditions: Sequence[Condition], now: datetime) -> Table:
 
 def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, str]]:
     if manager := job.spec.run_policy.other_manager:
-        yield "Managed by", f"{manager}: dtj's operator leaves the job alone"
-    restarts = job.status.restarts
-    if counts := [f"{count} {cause}" for cause, count in restarts.model_dump().items() if count]:
-        yield "Restarts", ", ".join(counts)
+        yield "Managed by", f"{manager}: dtj's operator does not touch the job"
+    if restarts := job.status.restarts.by_cause:
+        yield "Restarts", restarts
     if job.status.start_time and job.status.completion_time:
         duration = seconds_since(job.status.start_time, datetime.fromisoformat(job.status.completion_time))
         yield "Took", brief(duration)
@@ -188,15 +176,9 @@ def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, st
     if (back := job.status.resumed_from) is not None:
         yield "Went back", f"to {back.checkpoint}, for attempt {back.attempt}"
     if skipped := job.status.skipped_checkpoints:
-        yield "Skipped", f"{', '.join(skipped)}: no attempt has made a step from there"
+        yield "Skipped", f"{', '.join(skipped)}: no attempt that restored them has made a step"
     if artifacts.model:
         yield "Model", artifacts.model
-
-
-def code_of_job(job: DistributedTrainingJob) -> str | None:
-    """Return the digest of a job's code, and its commit if one is known; None if the program is in the image."""
-    code = job.spec.code
-    return code_words(code.digest, git_state_of(job.metadata.annotations)) if code else None
 
 
 def pod_checkpoint(status: JobStatus) -> str | None:
@@ -206,12 +188,10 @@ def pod_checkpoint(status: JobStatus) -> str | None:
         return None
     step = "" if found.step is None else f" (step {found.step})"
     if artifacts is None:
-        return (
-            f"a checkpoint{step} is complete in the pod alone and goes with the pod: the job has no artifacts"
-        )
+        return f"a checkpoint{step} is only in the pod, and is lost with the pod: the job has no artifacts"
     stored = (artifacts.checkpoint.uri or "").rpartition("/")[2] if artifacts.checkpoint else "none"
     number = "a checkpoint" if found.number is None else f"checkpoint {found.number}"
-    return f"{number}{step} is complete in the pod, {stored} is in the bucket"
+    return f"{number}{step} is complete in the pod, and {stored} is in the bucket"
 
 
 def _pairs(facts: Sequence[tuple[str, str]]) -> Table:

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from dtj.api.errors import Unreachable, Unusable
 from dtj.api.status import Phase
-from dtj.cli.code_options import CodeOptions, TargetArgument, code_job, with_code_options
-from dtj.cli.connection import ContextOption, NamespaceOption, connect
-from dtj.cli.durations import TimeoutOption
+from dtj.cli.code_options import CodeOptions, TargetArgument, code_job
+from dtj.cli.connection import connect
 from dtj.cli.job_files import read_one_job, with_words
 from dtj.cli.logs import LinePainter
-from dtj.cli.sentences import sentence_of
+from dtj.cli.options import ContextOption, EndpointOption, NamespaceOption, TimeoutOption, with_fields
 from dtj.cli.status_view import failure_lines, one_line
-from dtj.cli.terminal import Format, FormatOption, VisibleConsole, echo, errors, output, print_data
+from dtj.cli.terminal import FormatOption, OutputFormat, VisibleConsole, echo, errors, output, print_data
 from dtj.cli.words import WithWords, Words, is_program, words_of
+from dtj.views.sentences import sentence_of
 
 if TYPE_CHECKING:
     from dtj.client import Client, DistributedTrainingJob
-    from dtj.client.defaults import Defaults
+    from dtj.client.defaults import Defaults, Value
 
 app = typer.Typer()
 
 
+class _Made(NamedTuple):
+    """A job, with the archives of its code and its packages if it is made of a script or folder."""
+
+    job: DistributedTrainingJob
+    archive: Path | None = None
+    packages: Path | None = None
+    endpoint: str | None = None
+    """URL of the store that the user named for archives; None: `user_environment` finds it."""
+
+
 @app.command(cls=WithWords)
-@with_code_options
+@with_fields
 def submit(
     ctx: typer.Context,
     target: TargetArgument,
@@ -51,6 +61,7 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Send nothing; with -o yaml, print the job file.")
     ] = False,
+    endpoint: EndpointOption = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     format_: FormatOption = None,
@@ -73,18 +84,24 @@ def submit(
         raise Unusable("--timeout needs --wait", "add --wait, or leave --timeout out")
     words = words_of(ctx)
     if dry_run:
-        with _job(_connected(namespace, context), target, name, code, words, namespace) as (job, *_):
-            _dry_run(job, format_)
+        with _job(_connected(namespace, context), target, name, code, words, namespace) as made:
+            _dry_run(made.job, format_)
         return
     client = connect(namespace, context)
-    with _job(client, target, name, code, words, namespace) as (job, archive, packages):
+    with _job(client, target, name, code, words, namespace) as made:
         try:
-            submitted = client.submit(job, archive=archive, packages=packages, namespace=namespace)
+            submitted = client.submit(
+                made.job,
+                archive=made.archive,
+                packages=made.packages,
+                endpoint=endpoint or made.endpoint,
+                namespace=namespace,
+            )
         except NameTaken as error:
-            raise NameTaken(error.message, words.line(name=random_name(job.name))) from None
+            raise NameTaken(error.message, words.line(name=random_name(made.job.name))) from None
     if format_ is None:
         echo(f"{submitted.name} submitted to namespace {submitted.namespace}")
-    if archive is not None:
+    if made.archive is not None:
         _tell_of_bucket(submitted)
     with _left_by_ctrl_c(submitted):
         if wait:
@@ -116,10 +133,8 @@ def _job(
     code: CodeOptions,
     words: Words,
     namespace: str | None,
-) -> Iterator[tuple[DistributedTrainingJob, Path | None, Path | None]]:
-    """Yield the job of a target, and the archives of its code and its packages if the target is a script or folder.
-    Raises DtjError.
-    """
+) -> Iterator[_Made]:
+    """Yield the job of a target. Its archives exist during the context. Raises DtjError."""
     from dtj.client import DistributedTrainingJob
 
     if not is_program(target):
@@ -134,7 +149,7 @@ def _job(
                 f"{target} has namespace {job.metadata.namespace}, but --namespace is {namespace}",
                 "leave out one of them",
             )
-        yield job, None, None
+        yield _Made(job)
         return
     from dtj.client.code_job import random_name
     from dtj.client.defaults import config_file, name_of_config_map
@@ -145,14 +160,32 @@ def _job(
     values = code.values(strategy, (of_namespace, _of_namespace(client) if client else None))
     if (image := values.get(f"image.{strategy}")) is None:
         raise Unusable(
-            f"nothing names the image of a {strategy} job",
+            f"no image is given for a {strategy} job",
             f"give --image, or set image.{strategy} in {config_file()} or in {of_namespace}",
         )
     if "artifacts.uri" not in values:
-        errors.print("nothing of the job is kept: give --artifacts s3://bucket/prefix", style="yellow")
+        errors.print("no files of the job will be kept: give --artifacts s3://bucket/prefix", style="yellow")
     chosen = name or random_name(program.name)
     with code_job(program, wishes, chosen, image.value, values, code) as (made, archive, packages):
-        yield DistributedTrainingJob.from_manifest(made), archive, packages
+        job = DistributedTrainingJob.from_manifest(made)
+        yield _Made(job, archive, packages, _named_endpoint(job, values, of_namespace))
+
+
+def _named_endpoint(
+    job: DistributedTrainingJob, values: Mapping[str, Value], of_namespace: str
+) -> str | None:
+    """Return the endpoint of the store for a job's archives, if the user named it. A variable AWS_ENDPOINT_URL wins.
+
+    The user's own credentials must be sent only to an endpoint that the user named.
+    of_namespace: the source of defaults that others may have written, so that its endpoint does not count.
+    """
+    from dtj.client.store_environment import endpoint_of, user_environment
+
+    code, endpoint = job.spec.code, values.get("artifacts.endpoint")
+    in_bucket = code is not None and (code.uri or (code.packages and code.packages.uri))
+    if not in_bucket or endpoint is None or endpoint.source == of_namespace:
+        return None
+    return endpoint_of(user_environment()) or str(endpoint.value)
 
 
 def _of_namespace(client: Client) -> Defaults | None:
@@ -164,20 +197,20 @@ def _of_namespace(client: Client) -> Defaults | None:
         return None
 
 
-def _dry_run(job: DistributedTrainingJob, format_: Format | None) -> None:
+def _dry_run(job: DistributedTrainingJob, format_: OutputFormat | None) -> None:
     from dtj.client import InvalidJobError
 
     if faults := job.faults():
         raise InvalidJobError(job.name, faults)
-    print_data(job.to_manifest(), format_ or Format.YAML)
+    print_data(job.to_manifest(), format_ or OutputFormat.YAML)
 
 
 def _tell_of_bucket(job: DistributedTrainingJob) -> None:
-    """Say which later commands need credentials that the submission did not need."""
+    """Print which later commands need S3 credentials, since the submission itself works without them."""
     store = job.spec.artifacts
     if store is None:
         return
-    or_secret = f", or the right to read the Secret {store.secret_name}" if store.secret_name else ""
+    or_secret = f", or the permission to read the Secret {store.secret_name}" if store.secret_name else ""
     errors.print(
         f"artifacts: {job.artifacts_uri}; `dtj artifacts`, `dtj report` and, after the end, `dtj logs` need S3 "
         f"credentials{or_secret}",
@@ -187,7 +220,7 @@ def _tell_of_bucket(job: DistributedTrainingJob) -> None:
 
 @contextmanager
 def _left_by_ctrl_c(job: DistributedTrainingJob) -> Iterator[None]:
-    """Say how to come back to the job if Ctrl-C ends the block. The job goes on."""
+    """Print how to follow the job again if Ctrl-C ends the block. The job continues."""
     try:
         yield
     except KeyboardInterrupt:
@@ -208,7 +241,7 @@ def _followed(client: Client, job: DistributedTrainingJob, console: VisibleConso
         for line in client.logs(job.name, LogQuery(follow=True), namespace=job.namespace):
             console.print(painter.painted(line))
     except Unreachable as error:
-        # The pods of a short job may be gone. Their output is then in the bucket alone.
+        # The pods of a short job may already be deleted. Their output is then only in the bucket.
         if not client.get(job.name, namespace=job.namespace).status.finished:
             raise
         errors.print(f"the output can't be read: {error}", style="yellow")

@@ -18,13 +18,13 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from dtj.api.errors import DtjError, TimedOut, Unreachable, Unusable
-from dtj.cli.connection import ContextOption, EndpointOption, JobNameOrUri, LocalOption, NamespaceOption
+from dtj.cli.options import ContextOption, EndpointOption, JobNameOrUri, LocalOption, NamespaceOption
 from dtj.cli.places import find
 from dtj.cli.terminal import echo, errors
 from dtj_trainer.contract.distribution import install_line
 
 if TYPE_CHECKING:
-    from dtj_trainer.artifacts.event_files import EventFiles
+    from dtj_trainer.tensorboard_pod import EventFiles
 
 app = typer.Typer()
 _HOST = "localhost"
@@ -73,8 +73,8 @@ def tensorboard(
     with ExitStack() as stack:
         artifacts = stack.enter_context(place.artifacts(endpoint))
         where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dtj-tensorboard-")))
-        # Import here: the operator's image contains this command, but only the contract of dtj_trainer.
-        from dtj_trainer.artifacts.event_files import FETCH_SECONDS, EventFiles
+        # Import here: the operator's image contains this module, but of dtj_trainer only the package `contract`.
+        from dtj_trainer.tensorboard_pod import FETCH_SECONDS, EventFiles
 
         events = EventFiles(where, artifacts.ls, artifacts.get_growth)
         count = events.fetch()

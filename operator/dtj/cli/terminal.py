@@ -16,12 +16,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 # Unicode has no visible characters for the control characters 0x80 to 0x9F (C1).
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-# Bytes of file names that are not UTF-8.
+# Python represents bytes of file names that are not UTF-8 by these surrogates.
 _PICTURES |= dict.fromkeys(range(0xDC80, 0xDD00), 0xFFFD)
 _UNLIMITED_WIDTH = 1000
 
@@ -56,7 +57,7 @@ output = VisibleConsole()
 errors = VisibleConsole(stderr=True)
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     """The formats for programs."""
 
     JSON = "json"
@@ -64,7 +65,7 @@ class Format(StrEnum):
 
 
 FormatOption = Annotated[
-    Format | None, typer.Option("--output", "-o", help="Print JSON or YAML instead of a table.")
+    OutputFormat | None, typer.Option("--output", "-o", help="Print JSON or YAML instead of a table.")
 ]
 
 
@@ -82,11 +83,37 @@ def echo_whole(table: RenderableType) -> None:
         echo(line.rstrip())
 
 
-def print_data(data: Mapping[str, Any] | Sequence[Any], format_: Format) -> None:
+def print_data(data: Mapping[str, Any] | Sequence[Any], format_: OutputFormat) -> None:
     """Print data as JSON or YAML."""
-    if format_ is Format.JSON:
+    if format_ is OutputFormat.JSON:
         echo(json.dumps(data, indent=2))
     else:
         from dtj.api.yaml_text import dump
 
         echo(dump(data), end="")
+
+
+def columns(*headings: str, right: tuple[str, ...] = ()) -> Table:
+    """Return an empty table. right: headings of the columns to align at the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for heading in headings:
+        table.add_column(
+            heading, justify="right" if heading in right else "left", no_wrap=heading == headings[0]
+        )
+    return table
+
+
+def print_table(table: RenderableType) -> None:
+    """Print a table. A pipe or a file gets unfolded lines."""
+    if output.is_terminal:
+        output.print(table, soft_wrap=False)
+    else:
+        echo_whole(table)
+
+
+def size(amount: int) -> str:
+    """Return a number of bytes in the largest unit in which it is at least 1."""
+    value, units = float(amount), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

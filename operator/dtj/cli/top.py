@@ -1,23 +1,110 @@
-"""`dtj top`."""
+"""`dtj top`: the CPU and memory that each replica of a job uses, beside what it may use.
+
+The use is that of the cluster's metrics-server, or of the processes of a run of this machine.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Protocol
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from dtj.api.errors import Unusable
-from dtj.cli.connection import ContextOption, JobName, LocalOption, NamespaceOption, connect
-from dtj.cli.tables import print_table
-from dtj.cli.terminal import FormatOption, output, print_data
-from dtj.cli.top_view import top_view
+from dtj.api.quantities import amount
+from dtj.api.status import Phase
+from dtj.cli.connection import connect
+from dtj.cli.job_table import state_text
+from dtj.cli.options import ContextOption, JobName, LocalOption, NamespaceOption
+from dtj.cli.status_view import pod_checkpoint
+from dtj.cli.terminal import FormatOption, columns, output, print_data, print_table
+from dtj.client import DistributedTrainingJob, Pod, PodUsage
+from dtj.local.runs import Run
+from dtj.local.usage import RunUsage, machine_memory
+from dtj.plan.job import plan_job
+from dtj.plan.pods import trainer_container
+from dtj.views.figures import UNKNOWN, figures
+from dtj.views.replicas import ranks_of, replica_state
 
 if TYPE_CHECKING:
-    from dtj.client import Client, PodUsage
+    from dtj.client import Client
+
+
+NO_METRICS = (
+    "the CPU and memory in use are unknown: the cluster has no metrics-server; install it to see them"
+)
+
+
+def top_view(
+    job: DistributedTrainingJob,
+    pods: Sequence[Pod],
+    usage: Mapping[str, PodUsage] | None,
+    machine: Mapping[str, str] | None = None,
+) -> RenderableType:
+    """Return the table with one line for each replica: its use of resources beside its limits, or else its requests.
+
+    usage: the use by name of the pod; None if the cluster does not measure the use. machine: the resources of the
+    machine on which all replicas run without limits.
+    """
+    resources = _resources(job)
+    gpus = job.spec.accelerator.resource_name
+    right = ("CPU", "OF", "MEMORY", "OF ", "GPUS")
+    table = columns("REPLICA", "RANKS", "NODE", "STATE", *right, right=right)
+    for pod in pods:
+        used, allowed = (usage or {}).get(pod.name), {**resources.get(pod.name, {}), **(machine or {})}
+        table.add_row(
+            f"{pod.role}-{pod.index}",
+            ranks_of(job, pod),
+            pod.node or UNKNOWN,
+            Text(*replica_state(pod)),
+            _cores(used.cpu if used else None),
+            _cores(allowed.get("cpu")),
+            _bytes(used.memory if used else None),
+            _bytes(allowed.get("memory")),
+            str(allowed.get(gpus, UNKNOWN)),
+        )
+    parts: list[RenderableType] = [_headline(job), table]
+    if text := pod_checkpoint(job.status):
+        parts.append(Text(text))
+    return Group(*parts) if usage is not None else Group(*parts, Text(NO_METRICS, "yellow"))
+
+
+def _headline(job: DistributedTrainingJob) -> Text:
+    line = Text.assemble((job.name, "bold"), ": ", state_text(job))
+    if (rate := figures(job.status).get("rate")) and job.status.phase is Phase.RUNNING:
+        line.append(f", {rate} over all ranks")
+    return line
+
+
+def _resources(job: DistributedTrainingJob) -> dict[str, dict[str, Any]]:
+    """Return the limits, or else the requests, of the container that trains, by name of the pod."""
+    resources_by_pod = {}
+    for pod in plan_job(job.job).pods:
+        resources = trainer_container(pod).get("resources") or {}
+        resources_by_pod[pod["metadata"]["name"]] = {
+            **(resources.get("requests") or {}),
+            **(resources.get("limits") or {}),
+        }
+    return resources_by_pod
+
+
+def _cores(quantity: str | int | None) -> str:
+    return UNKNOWN if quantity is None else f"{amount(quantity):.2f}"
+
+
+def _bytes(quantity: str | int | None) -> str:
+    if quantity is None:
+        return UNKNOWN
+    mebibytes = amount(quantity) / Decimal(1 << 20)
+    return f"{mebibytes:.0f}Mi" if mebibytes < 10_000 else f"{mebibytes / 1024:.1f}Gi"
+
 
 app = typer.Typer()
 _REFRESH_SECONDS = 5.0
@@ -59,7 +146,7 @@ def top(
             print_table(place.view())
 
 
-class _Place(Protocol):
+class _UsageSource(Protocol):
     def usage(self) -> Mapping[str, PodUsage] | None: ...
 
     def view(self) -> RenderableType: ...
@@ -71,7 +158,8 @@ class _OnCluster:
         self._name = name
 
     def usage(self) -> Mapping[str, PodUsage] | None:
-        self._client.get(self._name)  # A wrong name is an error.
+        # Raise NotFound for a wrong name: the metrics of no pods would be no error.
+        self._client.get(self._name)
         return self._client.usage(self._name)
 
     def view(self) -> RenderableType:
@@ -79,17 +167,52 @@ class _OnCluster:
         return top_view(client.get(name), client.pods(name), client.usage(name))
 
 
-def _local(name: str, namespace: str | None) -> _Place:
-    from dtj.cli.local_use import LocalUse
+def _local(name: str, namespace: str | None) -> _UsageSource:
     from dtj.local.runs import Runs, home
 
     return LocalUse(Runs(home()).find(name, namespace))
 
 
-def _show_live(place: _Place) -> None:
+def _show_live(place: _UsageSource) -> None:
     from rich.live import Live
 
     with Live(console=output, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             live.update(place.view(), refresh=True)
             time.sleep(_REFRESH_SECONDS)
+
+
+class LocalUse:
+    """The use of a run, from one look to the next."""
+
+    def __init__(self, run: Run) -> None:
+        """Take the first measurement."""
+        self._run = run
+        self._usage = RunUsage(run)
+
+    def usage(self) -> dict[str, PodUsage]:
+        """Return the use by name of the pod; none of a replica without a process."""
+        return {
+            f"{self._run.name}-{replica}": PodUsage(f"{used.cores * 1000:.0f}m", str(used.memory))
+            for replica, used in self._usage.look().items()
+        }
+
+    def view(self) -> RenderableType:
+        """Return the table, with the processors and the memory of this machine as the limits of each replica."""
+        usage = self.usage()
+        job = DistributedTrainingJob.from_cluster(self._run.manifest)
+        machine = {"cpu": str(os.cpu_count()), "memory": str(machine_memory())}
+        return top_view(job, _pods(job, usage), usage, machine)
+
+
+def _pods(job: DistributedTrainingJob, usage: Mapping[str, PodUsage]) -> list[Pod]:
+    """Return the replicas as pods. A replica with a process is Running; the run does not record how others ended."""
+
+    def pod(name: str, role: str, index: int) -> Pod:
+        phase = "Running" if name in usage else "Ended"
+        return Pod(
+            name, "", role, index, job.status.attempt, socket.gethostname(), phase,
+            ready=True, deleting=False, disrupted=False, exit_code=None, signal=None, reason="", message="",
+        )  # fmt: skip
+
+    return [pod(each.name, each.role, each.index) for each in plan_job(job.job).shape.replicas]

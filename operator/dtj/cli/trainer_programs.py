@@ -1,21 +1,28 @@
-"""Programs of the trainer that commands start as processes: `dtj` itself never imports them."""
+"""Programs of the trainer that commands start as processes, and the options that command and program share.
+
+`dtj` itself never imports the programs. `dtj_trainer.contract` has the tables of options.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
 
 from dtj.api.errors import DtjError, NotFound, Unreachable, Unusable
 from dtj_trainer.contract import EXIT_DATA, S3_SETTINGS
 from dtj_trainer.contract.distribution import install_line
 from dtj_trainer.contract.program_error import ENV_ERROR_FILE
+from dtj_trainer.contract.program_options import Option
 
 STORE_REMEDY = (
     "set AWS_ENDPOINT_URL_S3 or --endpoint to the URL of the store for this machine, and AWS_* to credentials; "
@@ -32,16 +39,16 @@ ERRORS: Mapping[str, tuple[type[DtjError], str | None]] = {
     "Misconfigured": (Unusable, "`dtj serve --help` has the options"),
     "DataNotFound": (
         NotFound,
-        "give the folder or s3:// prefix of a data set that dtj reads, and as DST one that can be written",
+        "give the folder or s3:// prefix of a data set in a format of dtj, and a DST that can be written",
     ),
     "DataCorrupt": (
         DtjError,
-        "`dtj data check` names all that is damaged, and `dtj data stage --skip-corrupt` leaves it out",
+        "`dtj data check` lists all damaged files, and `dtj data stage --skip-corrupt` leaves them out",
     ),
     "DataTooLarge": (Unusable, None),
     "DataUnavailable": (Unreachable, STORE_REMEDY),
 }
-"""The error of `dtj`, and what to do, for each class of error with which a program ends."""
+"""For each class of error with which a program ends: the class of dtj's error, and the remedy to print."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -76,7 +83,7 @@ def run(words: list[str], stores: Iterable[Mapping[str, str]] = ()) -> int:
         raise error(message, remedy)
     if code < 0:
         ended_by = signal.Signals(-code).name
-        remedy = "the kernel sends SIGKILL where memory runs out" if -code == signal.SIGKILL else None
+        remedy = "the kernel sends SIGKILL if memory runs out" if -code == signal.SIGKILL else None
         raise DtjError(f"the program {words[2]} was ended by {ended_by}", remedy)
     if code not in (0, EXIT_DATA):
         raise RuntimeError(f"the program {words[2]} ended with exit code {code}")
@@ -110,7 +117,7 @@ def _environment(stores: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 def _exit_code(words: list[str], environment: Mapping[str, str]) -> int:
     """Run a program to its end. The program and its own processes get each signal once, from this process."""
-    # Import here: the operator's image contains this command, but only the contract of dtj_trainer.
+    # Import here: the operator's image contains this module, but of dtj_trainer only the package `contract`.
     from dtj_trainer.parent_death import die_with_parent
 
     got: list[int] = []
@@ -138,3 +145,43 @@ def _exit_code(words: list[str], environment: Mapping[str, str]) -> int:
     if code and got:
         raise SystemExit(128 + signal.SIGTERM)
     return code
+
+
+def with_options(options: Sequence[Option]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command the options of the program in place of its `**given`."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(function, eval_str=True)
+        *named, _ = own.parameters.values()
+        added = [
+            inspect.Parameter(
+                option.key,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=_default(option),
+                annotation=_annotation(option),
+            )
+            for option in options
+        ]
+        function.__signature__ = own.replace(parameters=[*named, *added])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def split(options: Sequence[Option], given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options with a value, and the flags that are on."""
+    values = {option.name: given[option.key] for option in options if option.kind is not bool}
+    return values, [f"--{option.name}" for option in options if option.kind is bool and given[option.key]]
+
+
+def _default(option: Option) -> object:
+    return False if option.kind is bool else option.default
+
+
+def _annotation(option: Option) -> object:
+    kind: Any = Literal[option.choices] if option.choices else option.kind
+    limits: dict[str, Any] = {} if option.least is None else {"min": option.kind(option.least)}
+    return Annotated[
+        kind if _default(option) is not None else kind | None,
+        typer.Option(f"--{option.name}", metavar=option.metavar or None, help=option.about, **limits),
+    ]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dtj.api.errors import Unusable
-from dtj.cli.connection import ContextOption, FromOption, NamespaceOption
+from dtj.cli.options import ContextOption, FromOption, NamespaceOption
 from dtj.cli.trainer_programs import become, command, need
 
 app = typer.Typer()

@@ -5,39 +5,51 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dtj.api.code import Code, Packages
-from dtj.api.condition_types import ConditionType
-from dtj.api.data import CacheClaim, CacheEmptyDir, CacheHostPath, CacheMedium, Data, DataCache
 from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable, Unusable
-from dtj.api.horovod import Horovod, HorovodLauncher
 from dtj.api.job import Fault
-from dtj.api.parameter_server import ParameterServer, Updates
-from dtj.api.scheduling import Gang, SchedulingPolicy
 from dtj.api.spec import (
     Accelerator,
     ArtifactStore,
+    CacheClaim,
+    CacheEmptyDir,
+    CacheHostPath,
+    CacheMedium,
     ChiefSpec,
     CleanPodPolicy,
+    Code,
+    Data,
+    DataCache,
     EnvVar,
     EvaluatorSpec,
+    Gang,
+    Horovod,
+    HorovodLauncher,
     JobSpec,
+    MLflow,
+    Packages,
+    ParameterServer,
     ReplicaSpec,
     ReplicaSpecs,
     Resources,
+    RestartStrategy,
     Resume,
     RunPolicy,
+    SchedulingPolicy,
     StallPolicy,
+    StartedBy,
     TensorBoard,
+    Torch,
+    Tracking,
+    Updates,
+    WarmSpare,
 )
-from dtj.api.status import JobStatus, Phase, ProgressStatus
+from dtj.api.status import ConditionType, JobStatus, Phase, ProgressStatus
 from dtj.api.strategies import Strategy
-from dtj.api.torch_distributed import StartedBy, Torch
-from dtj.api.tracking import MLflow, Tracking
 from dtj.client.artifacts import Artifacts, StoredCheckpoint
 from dtj.client.history_query import HistoryQuery, SortBy
+from dtj.client.objects import JobEvent, LogLine, LogQuery, Pod, PodUsage
 from dtj.client.past_job import EndRecord, PastJob, PodPlace, RunRecord
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError, Metadata
-from dtj.client.views import JobEvent, LogLine, LogQuery, Pod, PodUsage
 
 if TYPE_CHECKING:
     from dtj.client.async_client import AsyncClient
@@ -91,6 +103,7 @@ __all__ = [
     "ReplicaSpec",
     "ReplicaSpecs",
     "Resources",
+    "RestartStrategy",
     "Resume",
     "RunPolicy",
     "RunRecord",
@@ -107,6 +120,7 @@ __all__ = [
     "Unreachable",
     "Unusable",
     "Updates",
+    "WarmSpare",
 ]
 
 # Import these classes on first use: the Kubernetes client takes half a second of CPU to import. A program that reads

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.manifest import Manifest
     from dtj_trainer.artifacts.store import Store, StoredObject
 
-_REMEDY = (
-    "set AWS_ENDPOINT_URL_S3 or --endpoint to the URL of the store for this machine, and AWS_* to credentials"
-)
+_REMEDY = "set AWS_ENDPOINT_URL_S3 to the URL of the store for this machine, and AWS_* to credentials"
 
 _PIECE_BYTES = 8 << 20
 _FIRST_PIECE_BYTES = 256 << 10
@@ -32,15 +30,15 @@ class StoredCheckpoint:
     """A complete checkpoint in the bucket: what the folder `checkpoints` held at one moment."""
 
     number: int
-    """Which checkpoint of its attempt it is: the name of its folder begins with it."""
+    """The number of the checkpoint, with which the name of its folder begins. `dtj resume --checkpoint` takes it."""
     step: int | None
-    """Step at which it was made; None where nothing names the step."""
+    """Optimizer step at which the checkpoint was saved; None if neither a file nor the manifest names the step."""
     time: datetime
     size: int
     """Total size of the files of the checkpoint in bytes."""
     uri: str
     new: tuple[str, ...] = ()
-    """Up to three of the newest names in it."""
+    """Names of up to three of the newest files in the checkpoint."""
 
 
 class Artifacts:
@@ -53,7 +51,7 @@ class Artifacts:
     def __init__(self, uri: str, environment: Mapping[str, str]) -> None:
         """Store the location.
 
-        uri: `s3://bucket/prefix`. environment: AWS_* variables, which mean the same as for every AWS program.
+        uri: `s3://bucket/prefix`. environment: AWS_* variables, with the same meaning as in other AWS programs.
         """
         self.uri = uri
         self.environment = environment
@@ -75,7 +73,7 @@ class Artifacts:
         and a name that can't be part of a key is restored.
         key_or_prefix: e.g. `checkpoints/938` or `model`; `""` means all objects.
         """
-        from dtj_trainer.artifacts.key_names import path_of
+        from dtj_trainer.artifacts.store import path_of
 
         wanted = key_or_prefix.strip("/")
         files_below = joined(stored.key for stored in self.ls(wanted)) or {wanted: self._parts(wanted)}
@@ -84,13 +82,15 @@ class Artifacts:
         for key, parts in files_below.items():
             file = (root / path_of(key)).resolve()
             if not file.is_relative_to(root):
-                raise Unusable(f"{self.store.uri(key)} has a key that leads out of {folder}")
+                raise Unusable(
+                    f"{self.store.uri(key)} can't be copied: its key leads out of the folder {folder}"
+                )
             files.append(self._copy(parts, file))
         return files
 
     def cp(self, key: str, path: str | Path) -> Path:
         """Copy one object, or a segmented file, to a file. In a folder, the copy keeps the name of the object."""
-        from dtj_trainer.artifacts.key_names import path_of
+        from dtj_trainer.artifacts.store import path_of
 
         target = Path(path)
         file = target / PurePosixPath(path_of(key)).name if target.is_dir() else target
@@ -112,7 +112,7 @@ class Artifacts:
         total = sum(sizes.get(part, 0) for part in parts)
         if most is not None and total > most:
             raise Unusable(
-                f"{self.store.uri(key)} has {total} bytes; at most {most} are read here",
+                f"{self.store.uri(key)} has {total} bytes, and the limit is {most}",
                 "`dtj report` reads files of any size",
             )
         return b"".join(self.pieces(parts))
@@ -128,7 +128,7 @@ class Artifacts:
 
         The file is an object or a segmented file. Raises NotFound.
         """
-        from dtj_trainer.artifacts.stored_segments import fetched
+        from dtj_trainer.artifacts.growing import fetched
 
         sizes = self._sizes_of(key)
         left, ranges = most, dict[str, tuple[int, int]]()
@@ -154,7 +154,7 @@ class Artifacts:
 
     def pieces(self, keys: Sequence[str]) -> Iterator[bytes]:
         """Yield the contents of objects in the order of the keys. Several requests run at a time."""
-        from dtj_trainer.artifacts.stored_segments import fetched
+        from dtj_trainer.artifacts.growing import fetched
 
         with explained():
             yield from fetched(self.store.get_bytes, keys)
@@ -211,7 +211,7 @@ class Artifacts:
     def job(self) -> dict[str, Any]:
         """Return the manifest of the job in job.yaml. Raises Unusable if job.yaml contains no object."""
         name = f"{self.uri}/{contract.JOB_FILE}"
-        # One more than `read_documents` takes: it then says that the file is too large.
+        # Read one byte more than `read_documents` accepts, so that it reports a larger file as too large.
         content = self.begin_of(contract.JOB_FILE, MOST_BYTES + 1)
         manifest = first_object(content.decode(errors="replace"), name)
         if manifest is None:
@@ -231,7 +231,7 @@ class Artifacts:
 
     def _manifests(self) -> list[Manifest]:
         """Return the manifests of the complete checkpoints, the newest first."""
-        from dtj_trainer.artifacts.checkpoint_index import read_index
+        from dtj_trainer.artifacts.snapshot import read_index
 
         with explained():
             return read_index(self._checkpoints).newest_first()

@@ -10,23 +10,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from dtj.api.condition_types import ConditionType
 from dtj.api.errors import TimedOut
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.spec import ROLES
+from dtj.api.status import ConditionType
 from dtj.client.artifacts import Artifacts
-from dtj.client.changing import change, resume, set_suspend, uninterrupted
+from dtj.client.changing import change, resume, scaled, set_suspend, uninterrupted
 from dtj.client.code_files import unpack_code
 from dtj.client.code_sending import create
 from dtj.client.code_source import find_code
 from dtj.client.credentials import artifacts_of
 from dtj.client.defaults import CONFIG_MAP, Defaults, of_config_map
 from dtj.client.failures import deleted, explained, missing, replaced
-from dtj.client.job_logs import lines_of
-from dtj.client.log_source import Selection
-from dtj.client.resource import DistributedTrainingJob, InvalidJobError
-from dtj.client.scaling import scaled
-from dtj.client.views import (
+from dtj.client.logs import LogSelection
+from dtj.client.objects import (
     ALL_LINES,
     JobEvent,
     LogLine,
@@ -37,7 +34,8 @@ from dtj.client.views import (
     pod_of,
     usage_of,
 )
-from dtj.client.waits import decided, never, too_late
+from dtj.client.pod_logs import lines_of
+from dtj.client.resource import DistributedTrainingJob, InvalidJobError, decided, never, readable, too_late
 from dtj.client.watching import changes, until_gone
 from dtj.cluster.user_api import UserApi, connect
 
@@ -90,13 +88,14 @@ class AsyncClient:
         *,
         archive: Path | None = None,
         packages: Path | None = None,
+        endpoint: str | None = None,
         namespace: str | None = None,
     ) -> DistributedTrainingJob:
         """Create a job. Returns the job as the API server stores it.
 
         archive, packages: the archives that `spec.code` and its `packages` name, which are stored first: in the
-        ConfigMap, or in the bucket unless they are there. namespace: by default the namespace of the job, else the
-        namespace of the client.
+        ConfigMap, or in the bucket unless they are there. endpoint: of that bucket's store; see `artifacts`.
+        namespace: by default the namespace of the job, else the namespace of the client.
         Raises InvalidJobError with every fault of the job, and NameTaken if a job of the same name exists.
         """
         namespace = namespace or job.metadata.namespace or self.namespace
@@ -111,7 +110,7 @@ class AsyncClient:
         manifest.pop("status", None)
         with self._explained(namespace, job.name):
             return DistributedTrainingJob.from_cluster(
-                await create(self._api, job, manifest, archive, packages)
+                await create(self._api, job, manifest, archive, packages, endpoint)
             )
 
     async def defaults(self, namespace: str | None = None) -> Defaults | None:
@@ -138,13 +137,14 @@ class AsyncClient:
     async def list(
         self, *, all_namespaces: bool = False, namespace: str | None = None
     ) -> list[DistributedTrainingJob]:
-        """List the jobs of one namespace or of all namespaces, sorted by namespace and name."""
+        """List the jobs of one namespace or of all namespaces, sorted by namespace and name.
+
+        A job that this version can't read is left out, with a warning in the log.
+        """
         where = None if all_namespaces else namespace or self.namespace
         with self._explained(where):
             manifests, _ = await self._api.list_jobs(where)
-        return sorted(
-            map(DistributedTrainingJob.from_cluster, manifests), key=lambda job: (job.namespace, job.name)
-        )
+        return sorted(readable(manifests), key=lambda job: (job.namespace, job.name))
 
     async def watch(
         self, name: str, *, namespace: str | None = None
@@ -295,7 +295,7 @@ class AsyncClient:
         The lines stem from the pods while the pods exist, else from the bucket.
         """
         job = await self.get(name, namespace=namespace)
-        selection = Selection(job.job, query)
+        selection = LogSelection(job.job, query)
         with self._explained(job.namespace, name):
             async with aclosing(lines_of(self._api, job, selection)) as lines:
                 async for line in lines:

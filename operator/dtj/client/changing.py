@@ -1,24 +1,24 @@
-"""Changes of a job's spec."""
+"""Changes of a job's spec: suspend, resume, and the numbers of replicas. The clients call these functions."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
-from dtj.api.condition_types import ConditionType
 from dtj.api.errors import DtjError, Unusable
 from dtj.api.job import Manifest
 from dtj.api.spec import Resume
+from dtj.api.status import ConditionType
 from dtj.client.credentials import artifacts_of
 from dtj.client.failures import explained
-from dtj.client.resource import DistributedTrainingJob
+from dtj.client.resource import DistributedTrainingJob, InvalidJobError
 from dtj.cluster.user_api import UserApi
 from dtj.status.suspension import is_deactivated
 
 T = TypeVar("T")
 _MORE_SECONDS = 5.0
-"""How long work may go on after its caller was cancelled."""
+"""Seconds for which a request may continue after its caller was cancelled."""
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
@@ -28,7 +28,7 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         if (await asyncio.wait([task], timeout=_MORE_SECONDS))[0]:
-            task.result()  # An error of the work says more than CancelledError.
+            task.result()  # Raise the error of the work, if any: it tells more than CancelledError.
         task.cancel()
         raise
 
@@ -63,10 +63,31 @@ async def resume(
         known = job.status.resumed_from
         before = known.uri if known else job.spec.artifacts and job.spec.artifacts.resume_uri
         if before == uri:
-            uri += "/"  # The operator goes back once for each value of the field.
+            uri += "/"  # Change the value: the operator goes back to a checkpoint once for each value of the field.
         artifacts_spec = {"resume": Resume.FROM_URI, "resumeUri": uri}
         return await change(api, job, {"artifacts": artifacts_spec, "runPolicy": {"suspend": False}})
     if is_deactivated(job.status) and not job.spec.run_policy.suspend:
-        # The spec of the deactivated job has suspend=false. Only a change of the spec requests the resumption.
+        # Kueue has deactivated the job, whose spec already has suspend=false. Set true, then false: the operator
+        # resumes the job only on a change of the spec.
         await set_suspend(api, job, True)
     return await set_suspend(api, job, False)
+
+
+def scaled(job: DistributedTrainingJob, replicas: Mapping[str, int]) -> Manifest:
+    """Return the change of `replicaSpecs` that gives a job these numbers of replicas.
+
+    Raises DtjError, Unusable or InvalidJobError if the job can't have them.
+    """
+    if job.status.finished:
+        raise DtjError(f"{job.name} is {job.status.phase}: the replicas of a finished job can't change")
+    manifest = job.to_manifest()
+    roles = manifest["spec"]["replicaSpecs"]
+    if not replicas:
+        raise Unusable("no role is given", "give the number of replicas by role, e.g. worker=4")
+    for role, count in replicas.items():
+        if role not in roles:
+            raise Unusable(f"{job.name} has no {role}: its roles are {', '.join(roles)}")
+        roles[role] = {**roles[role], "replicas": count}
+    if job_faults := DistributedTrainingJob.from_manifest(manifest).faults():
+        raise InvalidJobError(job.name, job_faults)
+    return {role: {"replicas": count} for role, count in replicas.items()}

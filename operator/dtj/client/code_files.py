@@ -13,7 +13,7 @@ from dtj_trainer import contract
 from dtj_trainer.contract.code_archive import CodeError, unpack
 
 if TYPE_CHECKING:
-    from dtj.api.code import Code
+    from dtj.api.spec import Code
     from dtj.client.resource import DistributedTrainingJob
 
 
@@ -48,7 +48,7 @@ def unpack_code(job: DistributedTrainingJob, source: bytes | Artifacts, folder: 
             names = sorted(path.relative_to(files) for path in files.rglob("*") if path.is_file())
             shutil.copytree(files, target, dirs_exist_ok=True)
     except CodeError as error:
-        raise Unusable(f"the code of {job.name} can't be used: {error}") from None
+        raise Unusable(f"the stored code archive of {job.name} can't be unpacked: {error}") from None
     except OSError as error:
         raise Unusable(f"{target} can't be written: {error}") from None
     return [target / name for name in names]

@@ -19,16 +19,17 @@ from dtj_trainer.contract.code_archive import CodeError, Packed, shown
 
 IGNORE_FILE = ".dtjignore"
 DEFAULT_PATTERNS = (
-    # Hidden files may be secrets, as .env, .netrc and .aws are. `.git` and caches are hidden, too.
+    # Leave out hidden files: they may contain secrets, as .env, .netrc and .aws do. `.git` and caches are hidden,
+    # too.
     ".*",
     "__pycache__/",
     "*.py[cod]",
     "*.egg-info/",
     "node_modules/",
 )
-"""What stays out, unless a pattern of the folder's .dtjignore that begins with `!` takes it in."""
+"""Patterns of files that are left out, unless a pattern in the folder's .dtjignore with `!` includes them."""
 LARGE_BYTES = 10 * 1024**2
-"""A larger file stays out, unless such a pattern takes it in."""
+"""A larger file is left out, unless a pattern in the folder's .dtjignore with `!` includes it."""
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 
 
@@ -45,10 +46,10 @@ class Selection:
     """The files and folders of an archive."""
 
     entries: list[tuple[str, Path]] = field(default_factory=list)
-    """Name in the archive, and path."""
+    """The files to pack: the name in the archive, and the path."""
     left_out: list[LeftOut] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
-    """Files and folders that stay out because of a pattern."""
+    """Files and folders that a pattern leaves out."""
 
 
 def select(folder: Path) -> Selection:
@@ -60,7 +61,7 @@ def select(folder: Path) -> Selection:
     top = folder.resolve()
     if top in (Path("/"), Path.home().resolve(), *Path.home().resolve().parents):
         raise Unusable(
-            f"{folder} is no folder of code: dtj would send everything in it",
+            f"{folder} is not a folder for code only: dtj would send all files in it",
             "move the script to a folder of its own",
         )
     selection = Selection()
@@ -126,21 +127,22 @@ def _walk(
             yield from _walk(Path(entry.path), f"{name}/", patterns, selection)
             continue
         kept = patterns.check_file(name).include
-        if kept:  # A pattern matches: the file stays out.
+        # The patterns name files to leave out, so `include` of pathspec means that the file is left out.
+        if kept:
             selection.ignored.append(name)
             continue
         _check(name, entry, folder, prefix)
         size = entry.stat().st_size
         if size > LARGE_BYTES and kept is None:
             selection.left_out.append(
-                LeftOut(name, f"{size / 1024**2:.0f} MiB; `!{name}` in {IGNORE_FILE} takes it in")
+                LeftOut(name, f"{size / 1024**2:.0f} MiB; `!{name}` in {IGNORE_FILE} includes it")
             )
             continue
         yield name, entry
 
 
 def _check(name: str, entry: os.DirEntry[str], folder: Path, prefix: str) -> None:
-    """Raise Unusable for what is no file of the folder."""
+    """Raise Unusable for an entry that can't be packed: a link out of the folder or to a folder, a special file."""
     if entry.is_symlink():
         target = Path(entry.path).resolve()
         top = folder.parents[prefix.count("/") - 1] if prefix else folder
@@ -150,7 +152,10 @@ def _check(name: str, entry: os.DirEntry[str], folder: Path, prefix: str) -> Non
                 f"copy the file, or name the link in {IGNORE_FILE}",
             )
         if not target.exists():
-            raise Unusable(f"{shown(name)} is a link to {target}, which does not exist")
+            raise Unusable(
+                f"{shown(name)} is a link to {target}, which does not exist",
+                f"remove the link, or name it in {IGNORE_FILE}",
+            )
         if target.is_dir():
             raise Unusable(
                 f"{shown(name)} is a link to a folder", f"copy the folder, or name the link in {IGNORE_FILE}"

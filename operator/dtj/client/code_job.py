@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dtj.api.code import Code, Packages
 from dtj.api.errors import Unusable
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.job import Manifest
 from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.api.shown import enumerated
+from dtj.api.spec import Code, Packages
 from dtj.api.strategies import RULES
 from dtj.client import packages
 from dtj.client.code_folder import Selection, pack, select
@@ -27,7 +27,7 @@ USUAL_SCRIPTS = ("train.py", "main.py")
 _ALPHABET = "bcdfghjkmnpqrstvwxz23456789"
 _RANDOM_LENGTH = 5
 _LONGEST_NAME = 40
-"""Of a name that dtj makes. Names of pods and of objects are longer by a role and an index."""
+"""The largest number of characters of a name that dtj makes. Pods add a role and an index to this name."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Program:
     """The code of a job, and the script that runs."""
 
     folder: Path
-    """The files in it are sent."""
+    """The folder whose files are sent."""
     entrypoint: str
     """The script's path in the folder, with `/`."""
     selection: Selection
@@ -64,9 +64,9 @@ class Wishes:
     gpus: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
     env_from: Sequence[str] = ()
-    """Names of Secrets."""
+    """Names of Secrets whose keys become environment variables."""
     args: Sequence[str] = ()
-    """Of the program."""
+    """The arguments of the program."""
 
 
 def read_program(target: Path, entrypoint: str | None = None, strategy: str | None = None) -> Program:
@@ -79,7 +79,9 @@ def read_program(target: Path, entrypoint: str | None = None, strategy: str | No
     if target.is_dir():
         folder, script = target, entrypoint or _only_script(target)
     elif entrypoint is not None:
-        raise Unusable(f"--entrypoint names a script in a folder, and {target} is none", "give the folder")
+        raise Unusable(
+            f"--entrypoint names a script in a folder, and {target} is not a folder", "give the folder"
+        )
     else:
         folder, script = target.parent, target.name
     script = str(Path(script))
@@ -91,7 +93,7 @@ def read_program(target: Path, entrypoint: str | None = None, strategy: str | No
     selection = select(folder)
     if script not in {name for name, _ in selection.entries}:
         raise Unusable(
-            f"the script {script} stays out of the archive", f"`!{script}` in .dtjignore takes it in"
+            f"the script {script} is left out of the archive", f"`!{script}` in .dtjignore includes it"
         )
     try:
         source = path.read_bytes()
@@ -151,7 +153,7 @@ def packed_packages(
 
 
 def _uri_of(packed: Packed, store: str | None, what: str, otherwise: str) -> str:
-    """Return the URI of an archive that no ConfigMap takes: one object for all jobs that have the archive."""
+    """Return the URI of an archive that is too large for a ConfigMap. Jobs with the same archive share one object."""
     if store is None:
         raise Unusable(
             f"the archive of {what} has {packed.packed_bytes:,} bytes, and a ConfigMap takes {CONFIG_MAP_BYTES:,}",
@@ -205,7 +207,7 @@ def _replica_specs(found: Found, wishes: Wishes, defaults: Mapping[str, Value]) 
 
 
 def _template(wishes: Wishes, defaults: Mapping[str, Value]) -> Manifest:
-    """Return what the pods of each role have besides what dtj gives them."""
+    """Return the pod template of each role: the ServiceAccount and the variables that the user asks for."""
     pod: Manifest = {}
     if account := defaults.get("serviceAccountName"):
         pod["serviceAccountName"] = account.value

@@ -9,10 +9,10 @@ from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from dtj.api.code import config_maps_of
 from dtj.api.errors import DtjError, Unreachable, Unusable
 from dtj.api.identity import API_VERSION, KIND, LABEL_CODE
 from dtj.api.job import Manifest
+from dtj.api.spec import config_maps_of_code
 from dtj.client.artifacts import explained
 from dtj.client.changing import uninterrupted
 from dtj.client.credentials import environment_of
@@ -24,7 +24,7 @@ from dtj_trainer import contract
 log = logging.getLogger(__name__)
 
 RULE = 'apiGroups: [""], resources: [configmaps], verbs: [get, create, patch, delete]'
-"""What a user needs to submit code that fits a ConfigMap."""
+"""The RBAC rule that a user needs to submit code in a ConfigMap."""
 
 
 async def create(
@@ -33,17 +33,19 @@ async def create(
     manifest: Manifest,
     archive: Path | None,
     packages: Path | None = None,
+    endpoint: str | None = None,
 ) -> Manifest:
     """Send the archives that a job names, then create the job. Returns the job as the API server stores it.
 
     A ConfigMap is made before the job, which becomes its owner. If the job is refused, the ConfigMap is deleted.
     archive, packages: of `spec.code` and of its packages; None: the job names an archive that is there, or none.
+    endpoint: URL of the store for this machine; see `dtj.client.credentials.environment_of`.
     Raises ApiError for the job, and DtjError for its archive.
     """
     code = job.spec.code
     if archive is None or code is None:
         created = await api.create(manifest)
-        for name in config_maps_of(manifest):
+        for name in config_maps_of_code(manifest):
             await uninterrupted(_share(api, job.namespace, name, created))
         return created
     names, files = set(), {}
@@ -57,13 +59,13 @@ async def create(
             names.add(of.config_map)
             files[file] = path
         elif of.uri is not None:
-            await _upload(api, job, of.uri, path)
+            await _upload(api, job, of.uri, path, endpoint)
     if not files:
         return await api.create(manifest)
     if len(names) > 1:
         raise Unusable("spec.code and its packages name two ConfigMaps", "give both the same ConfigMap")
     (name,) = names
-    # Else the user would be told of the ConfigMap, not of the job.
+    # Check for a job of this name first: the user would otherwise get an error about the ConfigMap.
     if await api.get(manifest) is not None:
         raise ApiError(409, "AlreadyExists", f"{job.name} exists")
     config = {
@@ -72,7 +74,7 @@ async def create(
         "metadata": {
             "name": name,
             "namespace": job.namespace,
-            # Not a label of the operator: it would cache the archive.
+            # Do not set the label of the operator's objects: the operator would cache the archive.
             "labels": {LABEL_CODE: job.name},
         },
         "immutable": True,
@@ -102,11 +104,11 @@ async def _taken_back(api: UserApi, config: Manifest, job: Manifest) -> AsyncIte
 
 
 async def _settle(api: UserApi, config: Manifest, job: Manifest, *, refused: bool) -> None:
-    """Delete the ConfigMap, unless the job was created though its answer did not arrive."""
+    """Delete the ConfigMap, unless the job exists: the API server may have created the job without an answer."""
     metadata = config["metadata"]
     try:
         there = None if refused else await api.get(job)
-        if there is not None and metadata["name"] in config_maps_of(there):
+        if there is not None and metadata["name"] in config_maps_of_code(there):
             await _own(api, config, there)
             return
         if (made := await api.get(config)) is not None:
@@ -119,9 +121,9 @@ async def _settle(api: UserApi, config: Manifest, job: Manifest, *, refused: boo
 
 
 async def _share(api: UserApi, namespace: str, name: str, job: Manifest) -> None:
-    """Make the job another owner of the ConfigMap of an earlier job, with which the code would go otherwise.
+    """Make the job another owner of an earlier job's ConfigMap. The code would otherwise be deleted with that job.
 
-    A ConfigMap that dtj did not make stays as it is.
+    A ConfigMap that dtj did not make is not changed.
     """
     try:
         config = await api.config_map(namespace, name)
@@ -133,7 +135,9 @@ async def _share(api: UserApi, namespace: str, name: str, job: Manifest) -> None
     try:
         await api.add_owner(config, _owner(job))
     except ApiError as error:
-        log.warning("the code of %s goes with an earlier job: %s", job["metadata"]["name"], error.message)
+        log.warning(
+            "the code of %s is deleted with an earlier job: %s", job["metadata"]["name"], error.message
+        )
 
 
 def _owner(job: Manifest) -> Manifest:
@@ -154,7 +158,7 @@ async def _own(api: UserApi, config: Manifest, job: Manifest) -> None:
 
 @contextlib.contextmanager
 def _told(config: Manifest) -> Iterator[None]:
-    """Convert an ApiError about the ConfigMap into a DtjError that says how code can be sent."""
+    """Convert an ApiError about the ConfigMap into a DtjError with a remedy, such as the missing permission."""
     name, namespace = config["metadata"]["name"], config["metadata"]["namespace"]
     try:
         yield
@@ -172,16 +176,19 @@ def _told(config: Manifest) -> Iterator[None]:
         raise
 
 
-async def _upload(api: UserApi, job: DistributedTrainingJob, uri: str, archive: Path) -> None:
+async def _upload(
+    api: UserApi, job: DistributedTrainingJob, uri: str, archive: Path, endpoint: str | None
+) -> None:
     """Put the archive into the bucket, unless it is there. Raises DtjError."""
     from dtj_trainer.artifacts.store import open_store
 
     if (store := job.spec.artifacts) is None:
         raise Unusable(
-            f"{uri} is in the bucket of spec.artifacts, and the job has none", "set spec.artifacts"
+            f"the archive {uri} needs the store of spec.artifacts, which the job does not have",
+            "set spec.artifacts",
         )
     try:
-        environment = await environment_of(api, job, store, None)
+        environment = await environment_of(api, job, store, endpoint)
     except Unreachable as error:
         raise Unreachable(
             f"the archive is too large for a ConfigMap and goes to {uri}: {error.message}",
@@ -189,11 +196,11 @@ async def _upload(api: UserApi, job: DistributedTrainingJob, uri: str, archive: 
         ) from None
     folder, _, key = uri.rpartition("/")
 
-    def put() -> None:
+    def put_archive() -> None:
         with explained():
             bucket = open_store(folder, environment)
             size = archive.stat().st_size
             if not any(there.key == key and there.size == size for there in bucket.named(key)):
                 bucket.put_file(key, archive)
 
-    await asyncio.to_thread(put)
+    await asyncio.to_thread(put_archive)

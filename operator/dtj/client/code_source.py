@@ -17,7 +17,7 @@ from dtj.cluster.port import ApiError
 from dtj_trainer import contract
 
 if TYPE_CHECKING:
-    from dtj.api.code import Code
+    from dtj.api.spec import Code
     from dtj.client.resource import DistributedTrainingJob
     from dtj.cluster.user_api import UserApi
 
@@ -42,7 +42,7 @@ async def find_code(api: UserApi, job: DistributedTrainingJob, endpoint: str | N
 
 
 async def _in_cluster(api: UserApi, job: DistributedTrainingJob, code: Code, name: str) -> bytes | None:
-    """Return the archive in the ConfigMap; None if it is gone, has other content, or may not be read."""
+    """Return the archive in the ConfigMap; None if the ConfigMap is missing, changed, or forbidden to the user."""
     try:
         found = await api.config_map(job.namespace, name)
     except ApiError as error:

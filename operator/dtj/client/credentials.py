@@ -57,7 +57,7 @@ async def environment_of(
         raise Unreachable(
             f"no credentials for {job.artifacts_uri or store.uri} at {store.endpoint}: {refusal}, and your own "
             "credentials go only to an endpoint that you name",
-            f"set AWS_ENDPOINT_URL_S3 or --endpoint, to {store.endpoint} if you trust it with your credentials",
+            f"set AWS_ENDPOINT_URL_S3, to {store.endpoint} if you trust it with your credentials",
         )
     if not _sdk_has_credentials():
         raise Unreachable(

@@ -1,7 +1,7 @@
-"""What a job made of a script gets where no option says it: image, bucket, credentials, nodes.
+"""Defaults for a job that dtj makes of a script: image, bucket, credentials, nodes.
 
-Options come first, then the user's file, then the ConfigMap `dtj-defaults` of the namespace, whose key `config.toml`
-has the same syntax.
+Options win over the user's file, and the file wins over the ConfigMap `dtj-defaults` of the namespace. The key
+`config.toml` of the ConfigMap has the same syntax as the file.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Defaults(ApiModel):
     image: dict[StrategyName, Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
         default_factory=dict
     )
-    """Image by strategy."""
+    """The image of a job, by the name of the strategy."""
     artifacts: DefaultArtifacts | None = None
     service_account_name: Annotated[str, Field(pattern=OBJECT_NAME, max_length=253)] | None = None
     """ServiceAccount of the pods, which reaches the bucket without a Secret."""
     accelerator: Accelerator | None = None
-    """As `spec.accelerator`: the nodes of replicas with gpus."""
+    """The value for `spec.accelerator`: the kind of GPUs and the nodes that have them."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Value:
     """One value, and the source that it comes from."""
 
     key: str
-    """As in the file: `artifacts.uri`."""
+    """The key as the file names it, such as `artifacts.uri`."""
     value: Any
     source: str
 
@@ -128,7 +128,7 @@ def resolved(sources: Iterable[tuple[str, Defaults | None]]) -> dict[str, Value]
                 found.setdefault(key, Value(key, value, source))
     account, secret = found.get("serviceAccountName"), found.get("artifacts.secretName")
     if account and secret and account.source == OPTIONS != secret.source:
-        del found[secret.key]  # The keys of a Secret would hide the account.
+        del found[secret.key]  # The keys of the Secret would win over the ServiceAccount that the user named.
     return found
 
 

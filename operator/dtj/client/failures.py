@@ -76,7 +76,7 @@ def deleted(job: DistributedTrainingJob, when: str) -> NotFound:
     ttl = job.spec.run_policy.ttl_seconds_after_finished
     return NotFound(
         f"{job.name} was deleted {when}",
-        # With a short TTL, the job can be deleted before a client sees that the job has finished.
+        # The job may have been deleted by its TTL before this client saw that the job had finished.
         None if ttl is None else f"the job may have ended: its runPolicy.ttlSecondsAfterFinished is {ttl}",
     )
 
@@ -93,6 +93,6 @@ def missing(name: str, namespace: str | None) -> NotFound:
     """Return the error for a job that does not exist."""
     return NotFound(
         f"there is no job {name} in namespace {namespace}",
-        "`dtj list -A` lists the jobs of all namespaces; `dtj list --past` also lists deleted jobs, which `status`, "
-        "`logs`, `events`, `artifacts` and `report` show with --past",
+        "`dtj list -A` lists the jobs of all namespaces; `dtj list --past` also lists deleted jobs, and "
+        f"`dtj status {name} --past` shows one",
     )

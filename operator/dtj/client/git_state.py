@@ -12,10 +12,10 @@ from dtj.api.git_annotations import without_credentials
 from dtj_trainer.contract.history import GitState
 
 _SECONDS = 5.0
-"""For each question. A repository on a slow disk must not hold up a submit."""
+"""The time limit of each call of git. A repository on a slow disk must not delay `dtj submit`."""
 _COMMIT, _BRANCH = "# branch.oid ", "# branch.head "
 _DETACHED = "(detached)"
-# The variables by which a hook of Git, or a shell, would name another repository.
+# Variables that name another repository than that of the folder. A hook of git, or a shell, may have set them.
 _OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY")
 _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 _FIELDS_BEFORE_PATH = {"1": 8, "2": 9, "u": 10}
@@ -29,7 +29,7 @@ def git_state(folder: Path, names: Iterable[str] = ()) -> GitState | None:
     names: the files of the archive, relative to the folder. `modified` says whether one of them differs from the
     commit, or is missing in it, or whether a file of the commit was deleted. Files that stay out do not count.
     """
-    # core.fsmonitor may name a program of the repository, which Git would start.
+    # Disable core.fsmonitor: a repository's configuration may name a program there, which git would start.
     status = _git(
         folder,
         "-c",
@@ -72,7 +72,7 @@ def _differs(lines: Iterable[str], prefix: str, names: frozenset[str]) -> bool:
         name = path.removeprefix(prefix)
         if gone or name in names:
             return True
-        # Git names a folder without a tracked file in place of its files.
+        # For a folder without tracked files, git prints the folder instead of its files.
         if name.endswith("/") and any(each.startswith(name) for each in names):
             return True
     return False

@@ -1,7 +1,11 @@
-"""The history of an `artifacts.uri`: the jobs that left their names in its index, also long after their deletion."""
+"""The history of an `artifacts.uri`: the jobs that left their names in its index, also long after their deletion.
+
+`history_cache` keeps what was read, `history_query` filters and orders, and `past_job` reads the records of a job.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,34 +18,81 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from dtj.api.errors import Unusable
+from dtj.api.masking import options_of_manifest
+from dtj.api.yaml_lines import first_object
 from dtj.client.artifacts import explained
 from dtj.client.history_cache import CacheLost, HistoryCache, Known, cache_file
 from dtj.client.history_query import HistoryQuery, SortBy, row_of
 from dtj.client.last_sign import last_sign
 from dtj.client.past_job import MOST_RECORD_BYTES, PastJob, RunRecord, Unreadable, read_end, read_run
-from dtj.client.past_options import Options, read_options
 from dtj.client.store_environment import endpoint_of, user_environment
+from dtj_trainer.contract import JOB_FILE
 from dtj_trainer.contract.history import END_FILE, INDEX, RUN_FILE, IndexEntry, index_key, parsed_index_key
 
 if TYPE_CHECKING:
     from dtj.client.resource import DistributedTrainingJob
     from dtj_trainer.artifacts.store import Store
 
+
+Options = dict[str, str]
+
+_MOST_BYTES = 2 << 20
+"""The largest size of a job.yaml. The API server takes no object of more than 1.5 MiB."""
+_MOST_OPTIONS = 200
+_MOST_LETTERS = 500
+
+
+def read_options(store: Store, cache: HistoryCache, entries: Iterable[IndexEntry]) -> dict[str, Options]:
+    """Return the options of jobs by uid, by one request for each job that the cache does not know.
+
+    A job that left no job.yaml that can be read has no options. Raises Unreachable.
+    """
+    keys = {index_key(*entry): entry for entry in entries}
+    known = cache.options(keys)
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+        missing = [key for key in keys if key not in known]
+        read = dict(zip(missing, pool.map(lambda key: _read(store, keys[key].prefix), missing), strict=True))
+    cache.keep_options((key, json.dumps(options)) for key, options in read.items())
+    found = {key: _stored(text) for key, text in known.items()} | read
+    return {keys[key].uid: options for key, options in found.items()}
+
+
+def _read(store: Store, prefix: str) -> Options:
+    from dtj_trainer.artifacts.s3 import NoSuchKey
+
+    with explained():
+        try:
+            found = store.get_changed(f"{prefix}/{JOB_FILE}", None, _MOST_BYTES)
+        except NoSuchKey:
+            return {}
+    try:
+        manifest = first_object(found[0].decode(errors="replace"), JOB_FILE) if found else None
+    except Unusable:
+        manifest = None
+    options = options_of_manifest(manifest or {})
+    return {name[:_MOST_LETTERS]: options[name][:_MOST_LETTERS] for name in list(options)[:_MOST_OPTIONS]}
+
+
+def _stored(text: str) -> Options:
+    options = json.loads(text)
+    return {str(name): str(value) for name, value in options.items()} if isinstance(options, dict) else {}
+
+
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
-"""Called with the numbers of the jobs that are read, and of all that are to be read."""
+"""A function that is called with the number of jobs that are read so far, and the number of all jobs to read."""
 
 REQUESTS_AT_ONCE = 16
 _BATCH = 512
-"""The number of records in memory."""
+"""The largest number of records that are in memory at a time."""
 _PAGE = 1000
 _FIRST_PAGE = 100
-"""The index grew little since the last look."""
+"""The size of the first page when the index is refreshed: it has grown little since the last time."""
 DAY = 86_400.0
 _LOOK_SECONDS = 60.0
-"""A record that may change is looked at again after this time; at once if a command shows the job."""
+"""Seconds after which a record that may change is read again. A command that shows a job reads its record at once."""
 _OLD_SECONDS, _LOOK_AT_OLD_SECONDS = 7 * DAY, 3600.0
-"""The same for a job without a recorded end that was created so long ago."""
+"""The age, in seconds, of an old job, and the seconds after which an old job without a recorded end is read again."""
 _NAME = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?", re.ASCII)
 _WHOLE = "whole"
 _FRONT = "front"
@@ -148,7 +199,7 @@ class History:
                 return None
 
     def options(self, entries: Iterable[IndexEntry]) -> dict[str, Options]:
-        """Return the options of the programs' command lines by uid; see `dtj.client.past_options`."""
+        """Return the options of the programs' command lines by uid; see `dtj.client.history`."""
         wanted = list(entries)
         return self._retried(lambda: read_options(self._store, self._cache, wanted))
 
@@ -177,7 +228,7 @@ class History:
             return list(pool.map(lambda past: self._finished(past, faults.get(index_key(*past.entry))), jobs))
 
     def _finished(self, past: PastJob, fault: str | None) -> PastJob:
-        """Return the job with what the cache does not keep, if no end is recorded."""
+        """Return the job. If no end is recorded, add the last sign of the job, which the cache does not keep."""
         if past.end is not None or past.present is not None:
             return past
         return self._with_last_sign(PastJob(past.entry, past.uri, fault=fault))
@@ -198,8 +249,8 @@ class History:
     def _refresh_index(self) -> None:
         """Bring the index in the cache up to date.
 
-        A job comes into the index when a pod of the job starts first, under the time at which the job was created.
-        The look therefore goes back one day more than to the last look. Once a day the whole index is listed.
+        The index is sorted by the time at which a job was created, but a job appears only when its first pod starts.
+        Therefore the refresh lists one day more than the time since the last refresh, and once a day the whole index.
         """
         now = time.time()
         whole_at = self._cache.listed(_WHOLE)
@@ -259,7 +310,7 @@ class History:
         self._cache.looked(same, now)
 
     def _ask(self, entry: IndexEntry, etag: str | None) -> tuple[bytes, str] | None:
-        """Return the content and the ETag of a job's record; None if it still has `etag`, empty if there is none."""
+        """Return the content and the ETag of a job's record; None if it still has `etag`, empty if it is missing."""
         from dtj_trainer.artifacts.s3 import NoSuchKey
 
         with explained():
@@ -292,7 +343,7 @@ class History:
             after, size = page[-1].key, _PAGE
 
     def _retried(self, work: Callable[[], T]) -> T:
-        """Do some work, again if the file of the cache was lost meanwhile."""
+        """Do some work on the cache. Repeat the work once if the file of the cache was lost meanwhile."""
         for _ in range(2):
             self._faults: dict[str, str] = {}
             try:
@@ -317,7 +368,7 @@ def _entry(key: str) -> IndexEntry:
 
 
 def _usable(entry: IndexEntry | None) -> IndexEntry | None:
-    """Leave out jobs whose names Kubernetes does not allow: whoever may write to the bucket may write such keys."""
+    """Return None for a job whose name Kubernetes does not allow: a user of the bucket can write any key."""
     names = (entry.namespace, entry.name, entry.uid) if entry else ("",)
     return entry if all(map(_NAME.fullmatch, names)) else None
 

@@ -1,7 +1,7 @@
 """The user's cache of a history: the index of jobs and the records of jobs that have ended, in a SQLite file.
 
-The state of a job without a recorded end is never kept. Several commands may use the file at the same time. A file
-that is damaged, or of a later release, is set aside, and a new one is begun: everything in it is in the bucket.
+The state of a job without a recorded end is never kept. Several commands may use the file at the same time. A damaged
+file, or a file of a later release, is renamed, and a new file is created: the bucket has all of the content.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dtj.client.history_query import Row
+from dtj.client.history_query import HistoryRow
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Known:
     key: str
     etag: str | None
     looked: float
-    """Seconds since 1970; 0: never."""
+    """When the record was last read, in seconds since 1970; 0: never."""
     recorded: float | None
     """When success or failure was recorded, in seconds since 1970; None: neither is in the cache."""
 
@@ -78,7 +78,7 @@ class HistoryCache:
     """A cache in a file, or in memory if the file can't be written. Close the cache after use."""
 
     def __init__(self, file: Path | None) -> None:
-        """file: None means memory."""
+        """file: the path of the cache; None: keep the cache in memory only."""
         self._file = file
         self._connection = self._opened()
 
@@ -93,7 +93,7 @@ class HistoryCache:
         )
         return float(found[0]) if found else 0.0
 
-    def add(self, rows: Iterable[Row], *, listing: tuple[str, float] | None = None) -> None:
+    def add(self, rows: Iterable[HistoryRow], *, listing: tuple[str, float] | None = None) -> None:
         """Add jobs of the index that are not in the cache. listing: kind and time of the finished listing."""
         values = [row.values for row in rows]
 
@@ -131,7 +131,7 @@ class HistoryCache:
         text = " ".join(("SELECT key, etag, looked, recorded FROM jobs WHERE", where, "ORDER BY key"))
         return self._do(lambda db: [Known(*row) for row in db.execute(text, values)])
 
-    def record(self, answers: Iterable[tuple[Row, str | None, bytes | None]], now: float) -> None:
+    def record(self, answers: Iterable[tuple[HistoryRow, str | None, bytes | None]], now: float) -> None:
         """Store what the bucket answered: the row of each job, and the ETag and the content of its end.json.
 
         Without a content, an earlier record of the job is removed. now: seconds since 1970.
@@ -172,7 +172,7 @@ class HistoryCache:
         values = [(key, content, key) for key, content in options]
         self._write(lambda db: db.executemany(text, values))
 
-    def select(self, live: Iterable[Row], where: str, values: Sequence[object]) -> list[str]:
+    def select(self, live: Iterable[HistoryRow], where: str, values: Sequence[object]) -> list[str]:
         """Return the keys of jobs in the order of a query.
 
         live: rows that take precedence over those of the cache, of jobs that the cluster still has.
@@ -224,7 +224,7 @@ class HistoryCache:
             try:
                 return self._opened_file(self._file)
             except (OSError, sqlite3.Error):
-                self._file = None  # A cache folder that can't be written is no reason to show nothing.
+                self._file = None  # The cache folder can't be written: keep the cache in memory.
         connection = _connected(":memory:")
         _make_tables(connection)
         return connection
@@ -233,7 +233,8 @@ class HistoryCache:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(file):
             for last in (False, True):
-                # SQLite creates files by the umask, and its other files with the mode of this one.
+                # Create the file here with mode 0600: SQLite would use the umask. Its journal files get the same
+                # mode.
                 descriptor = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
                 with closing(os.fdopen(descriptor, "rb")):
                     os.fchmod(descriptor, 0o600)
@@ -264,7 +265,7 @@ def _connected(name: str) -> sqlite3.Connection:
         if not _is_damage(error):
             connection.close()
             raise
-        # The first read tells the same.
+        # Ignore the error: the first read of the database raises it again.
     return connection
 
 
@@ -277,14 +278,14 @@ def _tables(connection: sqlite3.Connection) -> int:
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Return whether an error is of the file's content: not a database, malformed, or with other tables."""
+    """Return whether an error comes from the file's content: no database, a damaged one, or one with other tables."""
     name = getattr(error, "sqlite_errorname", "")
     return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_SCHEMA")) or name == "SQLITE_ERROR"
 
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Let one command at a time open, begin or set aside the file."""
+    """Hold a lock, so that only one command at a time opens, creates or renames the file."""
     lock = os.open(file.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -294,7 +295,7 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _set_aside(file: Path, inode: int) -> None:
-    """Set a damaged file aside, unless another command did so meanwhile."""
+    """Rename a damaged file, unless another command has already replaced the file."""
     with _locked(file):
         with suppress(OSError):
             if file.stat().st_ino != inode:

@@ -30,9 +30,9 @@ class SortBy(StrEnum):
 
 
 _MOST = 2**62
-"""SQLite has no larger integers."""
+"""An upper bound of numbers in queries. SQLite has no integers above 64 bits."""
 _ORDERS = {
-    SortBy.CREATED: "key",  # The keys of the index begin with the inverted time.
+    SortBy.CREATED: "key",  # Keys of the index begin with an inverted time, so that the newest job comes first.
     SortBy.ENDED: "ended DESC NULLS LAST, key",
     SortBy.NAME: "name, namespace, key",
     SortBy.NAMESPACE: "namespace, name, key",
@@ -51,7 +51,7 @@ class HistoryQuery:
     namespace: str | None = None
     name: str | None = None
     uid: str = ""
-    """The begin of the uid."""
+    """The beginning of the uid."""
     since: datetime | None = None
     """Only jobs that were created at this time or later."""
     phases: Sequence[Phase] = ()
@@ -93,22 +93,22 @@ class HistoryQuery:
 
 
 @dataclass(frozen=True)
-class Row:
+class HistoryRow:
     """A job as the columns of the cache."""
 
     key: str
     values: tuple[object, ...]
-    """In the order of the columns of `dtj.client.history_cache`."""
+    """The values of a job, in the order of the columns of `dtj.client.history_cache`."""
 
 
-def row_of(past: PastJob) -> Row:
+def row_of(past: PastJob) -> HistoryRow:
     """Return the columns of a job."""
     entry, progress = past.entry, past.status.progress
     key = index_key(*entry)
     restarts = past.status.restarts
     has_status = past.present is not None or past.end is not None
     final = past.end is not None and past.end.status.phase in (Phase.SUCCEEDED, Phase.FAILED)
-    return Row(
+    return HistoryRow(
         key,
         (
             key,

@@ -1,4 +1,4 @@
-"""What is known of the Python in an image: its version, the platform of its wheels, and the packages that it has."""
+"""The Python in an image: its version, the platform of its wheels, and its packages, as far as dtj knows them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ LABEL_PYTHON, LABEL_PACKAGES = "dtj.dev/python", "dtj.dev/packages"
 from dtj's own images inherit the labels.
 """
 PLATFORM = "manylinux_2_36_x86_64"
-"""Of dtj's own images: Debian 12."""
+"""The platform of dtj's own images, which are based on Debian 12."""
+_PYTHON = "3.11"
+"""The Python of dtj's own images, which are based on Debian 12."""
+_FOR_GPUS, _PYTHON_FOR_GPUS = "-cuda", "3.12"
+"""The end of the tag of an image for GPUs, and the Python of its base, Ubuntu 24.04: docs/gpu-images.md."""
 _PLATFORM = re.compile(r"manylinux_2_(\d{1,2})_(x86_64|aarch64)")
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 """The older name of a platform, by the number of the glibc."""
@@ -36,9 +40,9 @@ class ImagePython:
     """What wheels must fit."""
 
     what: str
-    """Whose Python this is, for messages."""
+    """A phrase for messages that tells whose Python this is, such as `this machine's Python`."""
     version: str
-    """Such as `3.11`."""
+    """The version of Python, such as `3.11`."""
     platforms: tuple[str, ...]
     """Tags of the platforms whose wheels run there; the best one first."""
     packages: Mapping[str, str] | None
@@ -53,10 +57,10 @@ def python_of(image: str, version: str | None = None, platform: str | None = Non
     """
     if version is not None and not re.fullmatch(r"3\.\d{1,2}", version):
         raise Unusable(f"--python must be a version such as 3.11, got {version}")
-    own = _own_packages(image)
-    labels = {} if own else _labels(image)
-    packages = own or _listed(labels.get(LABEL_PACKAGES))
-    found = version or ("3.11" if own else labels.get(LABEL_PYTHON))
+    own, of_own = _own(image)
+    labels = {} if of_own == _PYTHON else _labels(image)
+    packages = _listed(labels.get(LABEL_PACKAGES)) or own
+    found = version or labels.get(LABEL_PYTHON) or of_own
     if not found:
         raise Unusable(
             f"dtj does not know which Python the image {image} has", "give its version, as in --python 3.11"
@@ -66,7 +70,7 @@ def python_of(image: str, version: str | None = None, platform: str | None = Non
 
 def python_here() -> ImagePython:
     """Return the Python of this process, whose packages programs of `dtj run` have."""
-    # A damaged installation may have no name.
+    # Skip packages without a name: metadata of a damaged installation may lack it.
     named = ((each.name, each.version) for each in importlib.metadata.distributions())
     found: dict[str, str] = {canonicalize_name(name): version for name, version in named if name}
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -82,12 +86,28 @@ def known_packages() -> dict[str, dict[str, str]]:
     return content
 
 
-def _own_packages(image: str) -> Mapping[str, str] | None:
-    """Return the packages of one of dtj's images of this release, in whatever registry it is; None for others."""
+def _own(image: str) -> tuple[Mapping[str, str] | None, str | None]:
+    """Return the packages and the Python of an image with the name and tag of one of dtj's images of this release.
+
+    An image with another base or other build arguments has the same pinned packages, but its Python is unknown,
+    unless it is an image for GPUs. Docker may have the labels of the image, which tell more.
+    """
     name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
-    release = tag == dtj.__version__ or tag.startswith(f"{dtj.__version__}-")
-    found = known_packages().get(name) if release else None
-    return {**found, "dtjob": dtj.__version__} if found else None
+    variant = tag.removeprefix(dtj.__version__)
+    found = known_packages().get(name)
+    if not found or variant == tag or variant[:1] not in ("", "-"):
+        return None, None
+    own = {**found, "dtjob": dtj.__version__}
+    if variant in ("", "-compile"):
+        return own, _PYTHON
+    # Remove the build after `+`, as in 2.13.0+cpu: another image may have another build. TensorFlow for GPUs is
+    # another package.
+    own = {name: version.partition("+")[0] for name, version in own.items()}
+    if variant != _FOR_GPUS:
+        return own, None
+    if of_cpus := own.pop("tensorflow-cpu", None):
+        own["tensorflow"] = of_cpus
+    return own, _PYTHON_FOR_GPUS
 
 
 def _labels(image: str) -> Mapping[str, str]:

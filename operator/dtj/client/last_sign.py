@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.store import Store, StoredObject
 
 _TAIL_BYTES = 65_536
-"""The end of a file of metrics that is read. A line is some hundred bytes."""
+"""The number of bytes that are read at the end of a metrics file. A line has a few hundred bytes."""
 
 
 def last_sign(job: Store) -> datetime | None:

@@ -1,7 +1,7 @@
 """Chooses the wheels of a requirements.txt for the Python of an image, and packs them for `spec.code.packages`.
 
-The resolver is uv where it is installed, else pip; pip downloads. What the image has in a fitting version stays out:
-the resolver sees a wheel without content in place of each package of the image.
+uv resolves the requirements if it is installed, else pip. pip downloads the wheels. Packages that the image has in a
+suitable version are left out: for each of them, the resolver gets an empty wheel (stub) of the same version.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from dtj_trainer.contract.code_archive import CodeError, Packed
 from dtj_trainer.contract.package_set import FILE, PackageSet
 
 REQUIREMENTS = "requirements.txt"
-"""Beside the entrypoint, where no option names another file."""
+"""The default name of the requirements file, in the folder of the entrypoint."""
 _PROTECTED = frozenset(
     {"torch", "tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy", "mpi4py", "dtj", "dtjob"}
 )
 _PROTECTED_PREFIX = "nvidia-"
 _ALIASES = {"tensorflow": "tensorflow-cpu"}
-"""Two packages with the same modules."""
+"""Packages with the same modules: the image has the second name for the first."""
 _STUB = "999dtj"
-"""The build number of a wheel without content: pip and uv take the highest one."""
+"""The build number of an empty wheel. pip and uv prefer the highest build number of a version."""
 _NO_EXTRA = re.compile(r"([\w.-]+)(?:==| )\S+ does not (?:provide the extra|have an extra named)")
 _NO_WHEEL = re.compile(r"No matching distribution found for (\S[^(\n]*?)\s*(?:\(from|$)", re.MULTILINE)
 _TRIES = 5
@@ -85,14 +85,14 @@ def pack(wheels: Wheels, archive: BinaryIO) -> Packed:
         told.write_text(wheels.found.to_json(), encoding="utf-8")
         entries = [(FILE, told), *((path.name, path) for path in wheels.paths)]
         try:
-            # Wheels are compressed already, and stored bytes are the same with each version of zlib.
+            # Do not compress: wheels are compressed already, and the bytes, and so the digest, do not depend on zlib.
             return code_archive.pack(entries, archive, compresslevel=0)
         except CodeError as error:
             raise Unusable(f"the packages: {error}", "put the largest packages into the image") from None
 
 
 class _Choice:
-    """One choice of wheels, from the requirements to the files."""
+    """One choice of wheels: resolves the requirements, and downloads the files."""
 
     def __init__(self, file: Path, python: ImagePython, folder: Path, allowed: frozenset[str]) -> None:
         self._file, self._python, self._folder, self._allowed = file, python, folder, allowed
@@ -101,9 +101,9 @@ class _Choice:
             if name in found:
                 found.setdefault(alias, found[name])
         self._own = {name: of for name, of in found.items() if name not in allowed}
-        """Packages of the image that stay the image's."""
+        """Packages of the image that wheels must not replace."""
         self._image: dict[str, str] = {}
-        """Those that the requirements need."""
+        """Packages of the image that the requirements need."""
 
     def check(self, lines: Iterable[str]) -> None:
         """Refuse requirements that no resolver can fulfil without hiding a package."""
@@ -119,7 +119,7 @@ class _Choice:
             canonicalize_name(needed.name): needed for needed in self._requirements(lines)
         }
         pinned = {name for name, own in self._own.items() if name not in asked or _fits(asked[name], own)}
-        stubs = set(self._own)
+        stubs, only_in_image = set(self._own), set[str]()
         with tempfile.TemporaryDirectory(prefix="dtj-resolve-") as temporary:
             for _ in range(_TRIES):
                 offered = Path(temporary, "image")
@@ -131,14 +131,21 @@ class _Choice:
                 constraints.write_text("".join(f"{name}=={self._own[name]}\n" for name in sorted(pinned)))
                 options = ["--find-links", str(offered), "--constraint", str(constraints)]
                 output, failed = self._resolve_once(options)
-                # A wheel without content does not tell what an extra of the package needs.
-                with_extra = stubs & set(map(canonicalize_name, _NO_EXTRA.findall(output)))
+                # An empty wheel has no extras. Resolve again with the real package if the requirements name an extra.
+                with_extra = stubs & set(map(canonicalize_name, _NO_EXTRA.findall(output))) - only_in_image
+                missing = _missing(output)
                 if with_extra:
                     stubs -= with_extra
+                elif missing in self._own.keys() - stubs:
+                    # No registry has wheels of the package, as for Horovod. Use the empty wheel: the extras are those
+                    # of the build in the image.
+                    only_in_image.add(missing)
+                    stubs.add(missing)
                 elif not failed:
                     return
                 elif "ResolutionImpossible" in output and any(not _is_protected(name) for name in pinned):
-                    # A package needs another version than the image's: only protected ones keep theirs.
+                    # A requirement needs another version than the image has. Resolve again with only the protected
+                    # packages fixed to the image's version.
                     pinned = {name for name in pinned if _is_protected(name)}
                 else:
                     break
@@ -188,7 +195,7 @@ class _Choice:
                 name, version, build, _ = parse_wheel_filename(path.name)
             except InvalidWheelFilename:
                 raise Unusable(
-                    f"{self._file.name}: {path.name} is no wheel, and pods can't build packages",
+                    f"{self._file.name}: {path.name} is not a wheel, and pods can't build packages",
                     f"build it with `pip wheel`, and name the file of the wheel in {self._file.name}",
                 ) from None
             own = self._own.get(name)
@@ -198,7 +205,7 @@ class _Choice:
                 self._have(name)
                 path.unlink()
                 continue
-            # An image for GPUs has more packages of NVIDIA than the one that dtj knows under its name.
+            # An image for GPUs has packages of NVIDIA that are not in the list that dtj has for its name.
             hides = own or self._python.packages is None or name.startswith(_PROTECTED_PREFIX)
             if hides and _is_protected(name) and name not in self._allowed:
                 self._refuse_hiding(f"{self._file.name} brings {name} {version}, which", name, own)
@@ -247,7 +254,7 @@ class _Choice:
         return self._run([*command, *arguments])
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        # In the folder of the file: paths in it are relative to the folder.
+        # Run in the folder of the requirements file, because paths in the file are relative to the folder.
         return subprocess.run(  # noqa: S603 - uv or pip
             command,
             cwd=self._file.parent,
@@ -274,7 +281,7 @@ class _Choice:
             wheel.writestr(f"{info}/RECORD", "")
 
     def _refusal(self, output: str) -> Unusable:
-        """Return what the output of pip means."""
+        """Return an error in words for users from the output of pip or uv."""
         where = f"Python {self._python.version} on {self._python.platforms[0]}"
         if missing := _NO_WHEEL.search(output):
             return Unusable(
@@ -326,6 +333,12 @@ def _requirement(line: str) -> Requirement | None:
         return Requirement(line.partition(" --hash=")[0])
     except InvalidRequirement:
         return None
+
+
+def _missing(output: str) -> str:
+    """Return the package that the output of pip has no wheel of; empty if there is none."""
+    found = _NO_WHEEL.search(output)
+    return canonicalize_name(re.split(r"[\[<>=!~;\s]", found[1])[0]) if found else ""
 
 
 def _fits(needed: Requirement, version: str) -> bool:

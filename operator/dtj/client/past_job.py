@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 VERSION = 1
 """The version of run.json and end.json that this release reads."""
 MOST_RECORD_BYTES = 1 << 20
-"""So much of a record is read. A record is some kilobytes."""
+"""The largest number of bytes that are read of a record. A record has a few kilobytes."""
 _WORKER = "worker"
 
 
@@ -88,13 +88,13 @@ class PastJob:
     uri: str
     """The job's own prefix in the bucket."""
     end: EndRecord | None = None
-    """None: no end is recorded, or the record can't be read."""
+    """The record of the job's end; None if there is no record, or it can't be read."""
     fault: str | None = None
     """Why the record of the end can't be read."""
     last_sign: datetime | None = None
     """The time of the newest checkpoint or line of metrics; only of a job without a recorded end."""
     present: DistributedTrainingJob | None = None
-    """The job's object, if the cluster still has it: the object is then the truth."""
+    """The job's object, if the cluster still has it. It is then shown instead of the records."""
 
     @property
     def name(self) -> str:
@@ -263,11 +263,11 @@ def _object(content: bytes, name: str, uid: str) -> dict[str, Any]:
         raise Unreadable(f"{name} can't be read: {error}") from None
     version = data.get("version") if isinstance(data, dict) else None
     if not isinstance(data, dict) or not isinstance(version, int):
-        raise Unreadable(f"{name} can't be read: it is no object with a version")
+        raise Unreadable(f"{name} can't be read: it is not a JSON object with a version")
     if version > VERSION:
         raise Unreadable(f"{name} was written by a later release of dtj: upgrade dtj")
     if data.get("uid") != uid:
-        raise Unreadable(f"{name} is of another job, with uid {data.get('uid')}")
+        raise Unreadable(f"{name} belongs to another job, with uid {data.get('uid')}")
     return data
 
 
@@ -275,19 +275,19 @@ def _time(data: Mapping[str, Any], field: str, name: str) -> datetime:
     try:
         time = datetime.fromisoformat(data[field])
     except (KeyError, TypeError, ValueError):
-        raise Unreadable(f"{name} can't be read: {field} is no RFC 3339 time") from None
+        raise Unreadable(f"{name} can't be read: {field} is not an RFC 3339 time") from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _git_state(data: Mapping[str, Any]) -> GitState | None:
-    """Read what a bucket has of a commit, which is trusted no more than annotations are."""
+    """Read the commit of the code from a record. Like annotations, the values are checked: anybody may write them."""
     named = (ANNOTATION_COMMIT, ANNOTATION_BRANCH, ANNOTATION_REMOTE)
     given = {name: data.get(name.rpartition("-")[2]) for name in named}
     return git_state_of({**given, ANNOTATION_MODIFIED: "false" if data.get("modified") is False else "true"})
 
 
 def _check_times(status: JobStatus) -> None:
-    """Raise Unreadable if a time of a status, which the API server would have checked, is none."""
+    """Raise Unreadable if a time in a status is not a time. No API server has checked the times of a record."""
     times = {"startTime": status.start_time, "completionTime": status.completion_time}
     times |= {f"conditions.{each.type}": each.last_transition_time for each in status.conditions}
     for field, text in times.items():
@@ -311,9 +311,9 @@ def _pods(data: Any) -> Iterable[PodPlace]:
 
 
 def _strategy(data: Mapping[str, Any], status: JobStatus, by: str, pods: Iterable[PodPlace]) -> str | None:
-    """Return the strategy that a record names, else the only one that fits the roles in the record.
+    """Return the strategy that a record names, or else the only strategy that has the roles of the record's pods.
 
-    The list of pods may lack pods, and roles: it only excludes strategies that do not have the roles.
+    The list of pods may be incomplete, so a missing role excludes no strategy.
     """
     if isinstance(named := data.get("strategy"), str):
         return named

@@ -1,16 +1,25 @@
-"""The logs of the pods of a job, read once or followed over restarts."""
+"""The output of a job: the logs of its pods, read once or followed over restarts, or else those of its bucket.
+
+`async_client` calls `lines_of`. `logs` chooses pods and files, and reads the bucket.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from heapq import merge
 
+from dtj.api.errors import NotFound, Unreachable
 from dtj.api.pod_template import TRAINER_CONTAINER
-from dtj.client.log_source import Selection, pod_line
-from dtj.client.views import LogLine, Pod, pod_of
+from dtj.client.credentials import artifacts_of
+from dtj.client.log_rounds import LogRounds, RoundChoice
+from dtj.client.logs import LogSelection, bucket_log, pod_line
+from dtj.client.objects import LogLine, Pod, pod_of
+from dtj.client.resource import DistributedTrainingJob
 from dtj.client.watching import Patience
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import UserApi
@@ -24,14 +33,28 @@ _Lines = asyncio.Queue[LogLine | ApiError | None]
 """The lines of all pods in the order of arrival, an error that ends the stream, and None after the last line."""
 
 
+@dataclass(frozen=True)
+class _Printed:
+    """What a pod has printed so far."""
+
+    lines: list[LogLine]
+    """The lines that the query selects."""
+    last: datetime | None
+    """The time of the last line, selected or not."""
+    log: LogRounds
+    """The rounds of the log, to go on with."""
+
+
 class PodLogs:
     """Reads the output of a job from its pods."""
 
-    def __init__(self, api: UserApi, selection: Selection) -> None:
+    def __init__(self, api: UserApi, selection: LogSelection) -> None:
         self._api = api
         self._selection = selection
         self._job = selection.job
         self._tail = selection.query.tail
+        self._of_round = selection.query.round is not None
+        self._rounds = RoundChoice(selection.job.name, selection.query)
 
     async def pods(self) -> list[Pod]:
         """List the pods with selected lines."""
@@ -39,11 +62,18 @@ class PodLogs:
         return [pod for pod in pods if self._selection.has_pod(pod.role, pod.index)]
 
     async def printed(self, pods: Sequence[Pod]) -> Iterator[LogLine]:
-        """Return the lines that the pods have printed so far, ordered by time."""
-        return in_order(await asyncio.gather(*map(self._printed, pods)))
+        """Return the lines that the pods have printed so far, ordered by time. Raises NotFound for a round that never
+        was.
+        """
+        logs = await asyncio.gather(*map(self._printed, pods))
+        self._rounds.check()
+        return in_order([log.lines for log in logs])
 
     async def followed(self) -> AsyncGenerator[LogLine, None]:
-        """Yield the lines of the present pods and of later pods, until the job has finished or is deleted."""
+        """Yield the lines of the present pods and of later pods, until the job has finished or is deleted.
+
+        Of a round, yield the lines until the round is over. Raises NotFound for a round that never was.
+        """
         lines: _Lines = asyncio.Queue(_LINES_AHEAD)
         readers: dict[str, asyncio.Task[None]] = {}
         finder = asyncio.create_task(self._read_all(lines, readers))
@@ -52,6 +82,7 @@ class PodLogs:
                 if isinstance(line, ApiError):
                     raise line
                 yield line
+            self._rounds.check()
         finally:
             tasks = [finder, *readers.values()]
             for task in tasks:
@@ -61,7 +92,8 @@ class PodLogs:
     async def _read_all(self, lines: _Lines, readers: dict[str, asyncio.Task[None]]) -> None:
         """Start one reader for each pod. Put None after the job has finished and all readers have ended.
 
-        readers: the readers by uid of the pod.
+        readers: the readers by uid of the pod. Of a round, those by name: the pods of a later attempt, which have the
+        same names, do not have this round.
         """
         patience = Patience()
         ended = False
@@ -70,8 +102,10 @@ class PodLogs:
                 # Read the job before the pods: a finished job gets no more pods, so the list of pods is complete.
                 ended = await self._has_ended()
                 for pod in await self.pods():
-                    if pod.uid not in readers and pod.phase != "Pending":
-                        readers[pod.uid] = asyncio.create_task(self._read(pod, lines))
+                    key = pod.name if self._of_round else pod.uid
+                    if key not in readers and pod.phase != "Pending":
+                        readers[key] = asyncio.create_task(self._read(pod, lines))
+                ended = ended or (self._of_round and _all_done(readers.values()))
                 patience.succeeded()
             except ApiError as error:
                 ended = False
@@ -91,32 +125,41 @@ class PodLogs:
         except ApiError as error:
             await lines.put(error)
 
-    async def _printed(self, pod: Pod) -> list[LogLine]:
-        # If the query selects only some lines of the pod, the last lines of the pod may lack the last selected lines.
+    async def _printed(self, pod: Pod) -> _Printed:
+        # Ask for the last lines only if the query selects all lines of the pod: of selected lines, fewer may be among
+        # them.
         tail = self._tail if self._selection.of_whole_pods else None
-        lines: deque[LogLine] = deque(maxlen=self._tail)
+        lines: deque[LogLine] = deque(maxlen=None if self._of_round else self._tail)
+        source = f"{pod.role}-{pod.index}"
+        last = datetime.now(UTC) if self._tail == 0 else None
         try:
             async for text in self._log(pod, tail=tail):
-                line = pod_line(text, f"{pod.role}-{pod.index}")
-                if self._selection.wants(line.source):
+                line = pod_line(text, source)
+                last = line.time or last
+                if self._of_round or self._selection.wants(line.source):
                     lines.append(line)
         except ApiError as error:
             # Status 400 means that the container has not started.
             if error.status not in (400, 404):
                 raise
-        return list(lines)
+        # The kubelet may have rotated the beginning of the log away.
+        log = self._rounds.log(source, lines)
+        if self._of_round:
+            chosen = (line for line in lines if log.has(line) and self._selection.wants(line.source))
+            lines = deque(chosen, self._tail)
+        return _Printed(list(lines), last, log)
 
     async def _follow(self, pod: Pod) -> AsyncGenerator[LogLine, None]:
         source = f"{pod.role}-{pod.index}"
         last: datetime | None = None
-        if self._tail is not None:
-            for line in await self._printed(pod):
-                last = line.time
+        log = self._rounds.log(source)
+        if self._tail is not None or self._of_round:
+            printed = await self._printed(pod)
+            last, log = printed.last, printed.log
+            for line in printed.lines:
                 yield line
-            if self._tail == 0:
-                last = datetime.now(UTC)
         patience = Patience()
-        while True:
+        while not log.is_over():
             resumed_after, cut = last, False
             since = (
                 None
@@ -130,8 +173,10 @@ class PodLogs:
                         continue
                     last = line.time or last
                     patience.succeeded()
-                    if self._selection.wants(line.source):
+                    if log.has(line) and self._selection.wants(line.source):
                         yield line
+                    if log.is_over():
+                        return
             except ApiError as error:
                 if error.status == 404:
                     return
@@ -172,6 +217,10 @@ class PodLogs:
         return bool((manifests[0].get("status") or {}).get("completionTime"))
 
 
+def _all_done(readers: Collection[asyncio.Task[None]]) -> bool:
+    return bool(readers) and all(reader.done() for reader in readers)
+
+
 def in_order(logs: Sequence[Sequence[LogLine]]) -> Iterator[LogLine]:
     """Merge the lines of several logs by time.
 
@@ -185,3 +234,38 @@ def _timed(log: Sequence[LogLine]) -> Iterator[tuple[datetime, LogLine]]:
     for line in log:
         time = max(time, line.time or time)
         yield time, line
+
+
+async def lines_of(
+    api: UserApi, job: DistributedTrainingJob, selection: LogSelection
+) -> AsyncGenerator[LogLine, None]:
+    """Yield the output of a job, as AsyncClient.logs documents. Raises ApiError and DtjError."""
+    logs = PodLogs(api, selection)
+    if selection.query.follow and not job.status.finished:
+        async with aclosing(logs.followed()) as lines:
+            async for line in lines:
+                yield line
+        return
+    pods = [pod for pod in await logs.pods() if selection.query.attempt in (None, pod.attempt)]
+    bucket_lines = await _bucket_lines(api, job, selection, pods)
+    for line in await logs.printed(pods) if bucket_lines is None else bucket_lines:
+        yield line
+
+
+async def _bucket_lines(
+    api: UserApi, job: DistributedTrainingJob, selection: LogSelection, pods: Sequence[Pod]
+) -> list[LogLine] | None:
+    """Return the lines in the bucket, or None if the caller must read the lines of the pods.
+
+    The pods are the source if the pods have all lines. If at least one selected pod exists, the pods are also the
+    source while the job runs, or if the bucket can't be read.
+    """
+    if selection.has_all(pods) or (pods and not job.status.finished):
+        return None
+    try:
+        artifacts = await artifacts_of(api, job)
+        return await asyncio.to_thread(lambda: [*bucket_log(artifacts, selection)])
+    except (NotFound, Unreachable):
+        if pods:
+            return None
+        raise

@@ -1,22 +1,25 @@
-"""The DistributedTrainingJob of the Python SDK."""
+"""The DistributedTrainingJob of the Python SDK, and what ends the wait for one of its conditions. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, ValidationError
 
 from dtj.api.base import ApiModel
-from dtj.api.errors import DtjError, Unusable
+from dtj.api.errors import DtjError, TimedOut, Unusable
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.job import Fault, InvalidJob, Job, Manifest, read_job, read_status
 from dtj.api.job_file import read_job_file
 from dtj.api.sentences import sentence
 from dtj.api.spec import JobSpec
-from dtj.api.status import JobStatus
+from dtj.api.status import ConditionType, JobStatus
 from dtj.api.validation import faults
+
+log = logging.getLogger(__name__)
 
 
 class InvalidJobError(DtjError):
@@ -164,3 +167,30 @@ def _metadata(manifest: Mapping[str, Any]) -> Metadata:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise Unusable(f"the job's metadata.{where}: {sentence(dict(first))}") from None
+
+
+def decided(job: DistributedTrainingJob, condition: ConditionType) -> bool:
+    """Return whether a condition holds for the current spec of a job, or the job has finished."""
+    is_current = (job.status.observed_generation or 0) >= job.metadata.generation
+    return job.status.finished or (is_current and job.status.holds(condition))
+
+
+def never(job: DistributedTrainingJob, condition: ConditionType) -> DtjError:
+    """Return the error for a job that finished without a condition."""
+    return DtjError(f"{job.name} is {job.status.phase} and will never be {condition}")
+
+
+def too_late(job: DistributedTrainingJob, timeout: float | None, what: str) -> TimedOut:
+    """Return the error of a wait that took too long. timeout: in seconds. what: the awaited event, e.g. `its end`."""
+    return TimedOut(f"{job.name} is {job.status.phase or 'not begun'} after {timeout:g} s: waited for {what}")
+
+
+def readable(manifests: Iterable[Mapping[str, Any]]) -> list[DistributedTrainingJob]:
+    """Return the jobs of a list that can be read. Log a warning for each other one: it must not hide the rest."""
+    jobs = []
+    for manifest in manifests:
+        try:
+            jobs.append(DistributedTrainingJob.from_cluster(manifest))
+        except DtjError as error:
+            log.warning("%s; %s", error.message, error.remedy)
+    return jobs

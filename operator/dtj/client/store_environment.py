@@ -65,7 +65,7 @@ def secret_environment(
     Raises Unreachable if the endpoint is link-local.
     """
     theirs = {key: value for key, value in secret.items() if key.startswith("AWS_")}
-    # Without both, the AWS SDK would search for the credentials of the user.
+    # Use the Secret only if it has both keys: otherwise, the AWS SDK would send the user's own credentials.
     if not (theirs.get("AWS_ACCESS_KEY_ID") and theirs.get("AWS_SECRET_ACCESS_KEY")):
         return None
     rest = {key: value for key, value in user.items() if key not in _OWN_CREDENTIALS}
@@ -100,12 +100,12 @@ def refuse_link_local(endpoint: str) -> None:
     try:
         found = {str(address[4][0]) for address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
-        return  # The request will fail, and its message names the host.
+        return  # The host name does not resolve. The later request fails with a message about the host.
     for address in found:
         if _is_link_local(address):
             raise Unreachable(
-                f"the job's endpoint {endpoint} leads to {address}, a link-local address, where no store is",
-                "set AWS_ENDPOINT_URL_S3 or --endpoint to the URL of the store for this machine",
+                f"the job's endpoint {endpoint} leads to {address}, a link-local address, which no store has",
+                "set AWS_ENDPOINT_URL_S3 to the URL of the store for this machine",
             )
 
 
@@ -117,7 +117,7 @@ def _is_link_local(text: str) -> bool:
 
 def _configured_endpoint() -> str | None:
     """Return the endpoint for S3 in the user's AWS configuration file."""
-    # Importing botocore takes 0.1 s. Every caller goes on to make a client, which imports it too.
+    # Import here: botocore takes 0.1 s, and a caller of this function then makes a client, which imports it anyway.
     from botocore.configprovider import ConfiguredEndpointProvider
     from botocore.exceptions import BotoCoreError
     from botocore.session import Session

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 _END_SECONDS = 15.0
-"""The longest wait for the cluster at the end, in which cancelled work cleans up."""
+"""Seconds that cancelled calls have at the end to clean up in the cluster."""
 
 
 def _blocking(
@@ -93,7 +93,7 @@ class Client:
         if self._loop.is_closed():
             return
         try:
-            # What other threads wait for ends as after an error.
+            # Cancel the calls of other threads. They then clean up as after an error.
             for future in list(self._running):
                 future.cancel()
             self._run(_until_others_end())

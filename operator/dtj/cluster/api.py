@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -11,7 +12,7 @@ import aiohttp
 
 from dtj.api.identity import KIND, LABEL_JOB
 from dtj.api.job import Manifest
-from dtj.cluster import user_agent
+from dtj.cluster import kubernetes_client
 from dtj.cluster.decoding import ListBody, listed
 from dtj.cluster.kubernetes_client import api_client, client, config
 from dtj.cluster.paths import collection_path, job_path, object_path, selection_path
@@ -20,17 +21,17 @@ from dtj.cluster.rest_client import JSON_PATCH, MERGE_PATCH, RestClient, no_obje
 from dtj.cluster.server_clock import ServerClock
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-# The API server makes a page as a whole. Of the largest ConfigMaps, a page of 100 is 100 MB.
+# Objects in a page of a list. The API server holds a whole page in memory: 100 of the largest ConfigMaps take 100 MB.
 _PAGE = 100
 JOBS_PAGE = 20
-"""The jobs in a page. The API server decodes them: a job of 1.4 MB may take 180 MB of its memory."""
-# A page may take long where the objects are large. A connection that is silent is dead.
+"""Jobs in a page of a list. The API server decodes jobs: a job of 1.4 MB may take 180 MB of its memory."""
+# A page of large objects may take minutes in total. A connection that sends nothing for sock_read seconds is dead.
 _LIST_TIMEOUT = aiohttp.ClientTimeout(total=300, sock_connect=10, sock_read=30)
-# What nobody reads of the metadata of pods, and what may be large.
+# Fields of a pod's metadata that the operator does not read, and that may be large.
 _UNREAD = ("managedFields", "annotations")
 _WATCH_SECONDS = 600
 # A connection may die silently. The API server sends a bookmark on each watch every minute, so a watch that is silent
-# for longer is dead. The server ends each watch after _WATCH_SECONDS; where it does not, `total` ends the watch.
+# for longer is dead. The server ends each watch after _WATCH_SECONDS. If it does not, the timeout `total` does.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=_WATCH_SECONDS + 30, sock_connect=10, sock_read=70)
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _METADATA_OF_ONE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
@@ -154,13 +155,14 @@ class KubernetesApi(RestClient):
     ) -> Manifest:
         path = f"{job_path(namespace, name)}/status"
         body = {"metadata": {"resourceVersion": resource_version}, "status": patch}
-        # The answer of an API server from 1.15 on has no more than the metadata: the rest is known, and may be large.
+        # Ask for the metadata only: the operator knows the rest of the job, which may be large. An API server before
+        # 1.15 returns the whole job.
         return await self._request("PATCH", path, KIND, body, MERGE_PATCH, accept=_METADATA_OF_ONE)
 
     async def pages(
         self, selection: Selection, accept: str = "application/json"
-    ) -> AsyncIterator[tuple[list[Manifest], str]]:
-        # Without a resourceVersion the server answers from its store, not from its cache.
+    ) -> AsyncIterator[tuple[list[Any], str]]:
+        # Send no resourceVersion: the API server then answers from etcd, not from its cache, which may be outdated.
         limit = JOBS_PAGE if selection.kind == KIND else _PAGE
         path, query = selection_path(selection), {"limit": str(limit)} | _selectors(selection)
         while True:
@@ -169,26 +171,28 @@ class KubernetesApi(RestClient):
                 "GET", address, selection.kind, timeout=_LIST_TIMEOUT, accept=accept, verb="list"
             ) as answer:
                 try:
-                    async for items in listed(answer.content.iter_any(), body):
+                    async for items in listed(answer.content.iter_any(), body, selection.see):
                         yield items, ""
                 except ValueError:
                     raise no_object(body.begin) from None
             metadata = body.fields.get("metadata")
             has_items = body.has_items or "items" in body.fields  # null when there are none
             if not has_items or not isinstance(metadata, dict) or "resourceVersion" not in metadata:
-                raise ApiError(0, "Unreadable", "the answer is no list of objects")
+                raise ApiError(0, "Unreadable", "the answer is not a list of objects")
             yield [], metadata["resourceVersion"]
             if not metadata.get("continue"):
                 return
             query["continue"] = metadata["continue"]
 
-    def changes(self, selection: Selection, resource_version: str) -> AsyncIterator[tuple[str, Manifest]]:
+    def changes(
+        self, selection: Selection, resource_version: str
+    ) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
         query = _selectors(selection) | {
             "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
             "timeoutSeconds": str(_WATCH_SECONDS),
         }
-        return self._watch(selection_path(selection), selection.kind, query, _WATCH_TIMEOUT)
+        return self._watch(selection_path(selection), selection.kind, query, _WATCH_TIMEOUT, selection.see)
 
 
 async def connect(
@@ -202,11 +206,11 @@ async def connect(
         config.load_incluster_config(client_configuration=settings)
     except config.ConfigException:
         await config.load_kube_config(client_configuration=settings)
-    # Unlimited: each watch keeps a connection, and with a limit the watches of many namespaces would leave none.
+    # Do not limit the connections: each watch occupies one, and with many namespaces, watches would occupy them all.
     settings.connection_pool_maxsize = 0
-    # With trust_env, each request reads ~/.netrc in a thread and looks for a proxy in another one.
+    # Set trust_env only if a proxy is needed: it makes each request read ~/.netrc in a thread.
     settings.client_session_kwargs = {"trust_env": _has_proxy(settings.host)}
-    return KubernetesApi(api_client(settings, user_agent.OPERATOR), on_answer, may_write, clock)
+    return KubernetesApi(api_client(settings, kubernetes_client.OPERATOR), on_answer, may_write, clock)
 
 
 def _has_proxy(url: str) -> bool:

@@ -8,6 +8,12 @@ from __future__ import annotations
 
 import sys
 
+from dtj.api.identity import MANAGER
+from dtj_trainer.contract.distribution import version
+
+__all__ = ["api_client", "client", "config"]
+
+
 _VALIDATION = "kubernetes_validate"
 _hidden = _VALIDATION not in sys.modules
 if _hidden:
@@ -19,11 +25,17 @@ finally:
     if _hidden:
         del sys.modules[_VALIDATION]
 
-__all__ = ["api_client", "client", "config"]
-
 
 def api_client(settings: client.Configuration, user_agent: str) -> client.ApiClient:
     """Make a client whose requests carry this User-Agent. The client's default is the name of its code generator."""
     api = client.ApiClient(settings)
     api.user_agent = user_agent
     return api
+
+
+# The User-Agents of requests to the API server. They name the client in audit logs and in `managedFields`.
+
+OPERATOR = f"{MANAGER}/{version()}"
+"""The operator's User-Agent. The API server uses the part before the slash as field manager."""
+USER = f"dtj/{version()}"
+"""The User-Agent of the `dtj` command and the Python SDK."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from dtj.api.job import Manifest
 
@@ -32,20 +32,24 @@ class Selection:
     labels: str = ""
     """A label selector."""
     namespace: str | None = None
-    """None: objects of every namespace."""
+    """The namespace of the objects; None: all namespaces."""
     name: str = ""
     """The name of the only object; empty: objects of every name."""
+    see: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    """Reduces a large object to the parts that are needed, in a thread; None: large objects stay whole."""
 
 
 class Source(Protocol):
     """Lists and watches objects. Each method raises ApiError, also in the middle of an iteration."""
 
-    def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Manifest], str]]:
+    def pages(self, selection: Selection) -> AsyncIterator[tuple[Sequence[Mapping[str, Any]], str]]:
         """List all current objects, a few at a time, and last the resource version from which to watch: before, the
-        version is empty. Each list is emptied when the next is asked for, and a large object comes alone.
+        version is empty. Each list is emptied when the next is asked for, and a large object comes alone or last.
         """
 
-    def changes(self, selection: Selection, resource_version: str) -> AsyncIterator[tuple[str, Manifest]]:
+    def changes(
+        self, selection: Selection, resource_version: str
+    ) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
         """Yield the events after that version, until the server ends the watch after some minutes. An event is ADDED,
         MODIFIED or DELETED with the object, or BOOKMARK with an object that has only a version. Raises ApiError 410
         for a version that is too old.

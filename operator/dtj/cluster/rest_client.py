@@ -16,7 +16,7 @@ import aiohttp
 
 from dtj.api.job import Manifest
 from dtj.api.nesting import read_json
-from dtj.cluster.decoding import decoded
+from dtj.cluster.decoding import See, decoded, decoded_event
 from dtj.cluster.kubernetes_client import client
 from dtj.cluster.port import ApiError
 from dtj.cluster.server_clock import ServerClock
@@ -68,15 +68,23 @@ class RestClient:
             return await _object(await answer.read())
 
     async def _watch(
-        self, path: str, kind: str, query: Mapping[str, str], timeout: aiohttp.ClientTimeout
-    ) -> AsyncIterator[tuple[str, Manifest]]:
-        """Yield type and object of each event of a watch, until the server ends the watch."""
+        self,
+        path: str,
+        kind: str,
+        query: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout,
+        see: See | None = None,
+    ) -> AsyncIterator[tuple[str, Any]]:
+        """Yield type and object of each event of a watch, until the server ends the watch.
+
+        see: as for `listed`.
+        """
         async for line in self._lines(path, kind, {**query, "watch": "true"}, timeout, "watch"):
             try:
-                event = await decoded(line)
+                event = await decoded_event(line, see)
             except ValueError:
                 raise ApiError(0, "Cut", "the watch was cut in the middle of a change") from None
-            if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
+            if not isinstance(event, dict) or not isinstance(event.get("object"), Mapping):
                 raise ApiError(0, "Unreadable", "the watch sent an event without an object")
             kind_of_event, about = str(event.get("type")), event["object"]
             if kind_of_event == "ERROR":
@@ -84,7 +92,7 @@ class RestClient:
                     about.get("code") or 500, about.get("reason") or "", about.get("message") or ""
                 )
             yield kind_of_event, about
-            del event, about  # Before the next event is read: this one may be large.
+            del event, about  # Free the object, which may be large, before the next event is read.
 
     async def _lines(
         self,
@@ -97,7 +105,7 @@ class RestClient:
         """Yield the lines of an answer as they arrive."""
         address = f"{path}?{urlencode(query)}"
         async with self._answer("GET", address, kind, timeout=timeout, verb=verb) as answer:
-            # `readline` of aiohttp raises for a line that is longer than its buffer.
+            # Do not use `readline` of aiohttp: it raises an error for a line that is longer than its buffer.
             rest = b""
             async for block in answer.content.iter_any():
                 *lines, rest = (rest + block).split(b"\n")
@@ -120,12 +128,12 @@ class RestClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request. The caller reads the answer in the `async with` block; a failure there raises ApiError too.
 
-        verb: as a role names it, where the method does not tell: `list` and `watch` are GET.
+        verb: the verb as an RBAC role names it, needed for `list` and `watch`, whose method is also GET.
         """
         headers = {"Accept": accept, "Content-Type": content_type}
         verb = verb or _VERBS[method]
-        # The body is not given here: the client would search it for objects of its own classes. The search takes a
-        # fifth of a request's time.
+        # Do not pass the body: the client would search it for objects of its own classes, which takes a fifth of a
+        # request's time.
         _, url, headers, *_ = await self._api.param_serialize(
             method, path, header_params=headers, auth_settings=["BearerToken"]
         )
@@ -150,8 +158,8 @@ class RestClient:
                     report(answer.status)
                     raise _api_error(answer.status, content, answer.headers.get("Retry-After"))
                 if verb == "watch":
-                    # Report a watch at its beginning: it lasts for minutes, and a connection that breaks afterwards
-                    # ends the watch without a failure of the request.
+                    # Report a watch when it begins: a watch lasts for minutes, and a connection that breaks later is
+                    # no failure of the request.
                     report(answer.status)
                 yield answer
                 report(answer.status)
@@ -169,7 +177,7 @@ def _no_answer(error: Exception) -> str:
         case ConnectionRefusedError():
             return "the connection is refused"
         case socket.gaierror():
-            return "its name does not resolve"
+            return "the host name does not resolve"
         case TimeoutError():
             return "no answer in time"
         case cause:
@@ -177,7 +185,7 @@ def _no_answer(error: Exception) -> str:
 
 
 async def _object(body: bytes) -> Manifest:
-    """Return the object in the body of a successful answer. Raises ApiError where the body is none."""
+    """Return the object in the body of a successful answer. Raises ApiError for another body."""
     try:
         content = await decoded(body)
     except ValueError:
@@ -190,7 +198,7 @@ async def _object(body: bytes) -> Manifest:
 def no_object(body: bytes) -> ApiError:
     """Return the error of a successful answer that is not the JSON of an object. body: at least its beginning."""
     begin = body[:100].decode(errors="replace")
-    return ApiError(0, "Unreadable", f"the answer is no JSON of an object: {begin!r}")
+    return ApiError(0, "Unreadable", f"the answer is not a JSON object: {begin!r}")
 
 
 def _api_error(status: int, body: Any, retry_after: str | None = None) -> ApiError:

@@ -11,7 +11,7 @@ from functools import lru_cache
 _log = logging.getLogger(__name__)
 # The clocks of healthy API servers differ by up to this much. An answer within the tolerance does not move the clock.
 _TOLERANCE_SECONDS = 2.0
-# A Date header has whole seconds: the server wrote it up to a second after the time in it.
+# A Date header has whole seconds. The real time was up to one second later.
 _RESOLUTION_SECONDS = 1.0
 _WARNING_SECONDS = 600.0
 

@@ -16,7 +16,7 @@ import yaml
 from dtj.api.errors import Unreachable, Unusable
 from dtj.api.identity import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 from dtj.api.job import Manifest
-from dtj.cluster import user_agent
+from dtj.cluster import kubernetes_client
 from dtj.cluster.api import KubernetesApi, own_namespace
 from dtj.cluster.kubernetes_client import api_client, client, config
 from dtj.cluster.paths import object_path, segment
@@ -25,8 +25,8 @@ from dtj.cluster.rest_client import MERGE_PATCH
 
 _PAGE = 500
 _WATCH_SECONDS = 240
-# Without a total timeout, because watches and logs last arbitrarily long. A watch is silent for _WATCH_SECONDS at
-# most.
+# Timeouts without a total, because watches and logs last arbitrarily long. The server ends a watch after
+# _WATCH_SECONDS, so a watch that is silent for longer is dead.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=_WATCH_SECONDS + 30)
 _LOG_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30)
 
@@ -157,6 +157,7 @@ class UserApi(KubernetesApi):
 
     @asynccontextmanager
     async def _answer(self, *request: Any, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Answer as the base class does. After a 401, fetch new credentials and try once more."""
         async with AsyncExitStack() as stack:
             try:
                 answer = await stack.enter_async_context(super()._answer(*request, **options))
@@ -180,7 +181,7 @@ async def connect(context: str | None = None, kubeconfig: str | None = None) -> 
         await _load(settings, context, kubeconfig)
 
     try:
-        return UserApi(api_client(settings, user_agent.USER), namespace, renew)
+        return UserApi(api_client(settings, kubernetes_client.USER), namespace, renew)
     except OSError as error:
         raise Unusable(f"the certificates of the kubeconfig can't be used: {error}") from None
 

@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 from dtj.api.base import Quantity
 
 
-class Form(BaseModel):
+class KubeflowObject(BaseModel):
     """A YAML object with camelCase keys. Undeclared fields are allowed."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="allow", frozen=True)
@@ -25,20 +25,20 @@ class Form(BaseModel):
         return dict(self.model_extra or {})
 
 
-class Variable(Form):
+class Variable(KubeflowObject):
     """An environment variable of a container."""
 
     name: str
 
 
-class Resources(Form):
+class ContainerResources(KubeflowObject):
     """The `resources` of a container."""
 
     requests: dict[str, Quantity] = {}
     limits: dict[str, Quantity] = {}
 
 
-class Container(Form):
+class Container(KubeflowObject):
     """A container of a pod template."""
 
     name: str
@@ -47,16 +47,16 @@ class Container(Form):
     args: list[str] = []
     env: list[Variable] = []
     ports: list[dict[str, Any]] = []
-    resources: Resources = Resources()
+    resources: ContainerResources = ContainerResources()
 
 
-class PodSpec(Form):
+class PodSpec(KubeflowObject):
     """The `spec` of a pod template."""
 
     containers: Annotated[list[Container], Field(min_length=1)]
 
 
-class Metadata(Form):
+class ObjectMeta(KubeflowObject):
     """The `metadata` of a job or a pod template."""
 
     name: str = ""
@@ -66,14 +66,14 @@ class Metadata(Form):
     annotations: dict[str, str] = {}
 
 
-class Template(Form):
+class Template(KubeflowObject):
     """A pod template."""
 
-    metadata: Metadata = Metadata()
+    metadata: ObjectMeta = ObjectMeta()
     spec: PodSpec
 
 
-class Replica(Form):
+class KubeflowReplica(KubeflowObject):
     """The replicas of one role."""
 
     replicas: Annotated[int, Field(ge=0, le=10000)] = 1
@@ -81,7 +81,7 @@ class Replica(Form):
     template: Template
 
 
-class RunPolicy(Form):
+class KubeflowRunPolicy(KubeflowObject):
     """The fields of `runPolicy` that have an equivalent in dtj."""
 
     suspend: bool = False
@@ -93,13 +93,13 @@ class RunPolicy(Form):
     scheduling_policy: dict[str, Any] = {}
 
 
-class Spec(Form):
+class Spec(KubeflowObject):
     """The fields that the spec of every kind has."""
 
-    run_policy: RunPolicy = RunPolicy()
+    run_policy: KubeflowRunPolicy = KubeflowRunPolicy()
 
     @property
-    def replicas(self) -> dict[str, Replica]:
+    def replicas(self) -> dict[str, KubeflowReplica]:
         """The replicas by role."""
         raise NotImplementedError
 
@@ -107,10 +107,10 @@ class Spec(Form):
 class TFJobSpec(Spec):
     """The spec of a TFJob."""
 
-    tf_replica_specs: dict[str, Replica]
+    tf_replica_specs: dict[str, KubeflowReplica]
 
     @property
-    def replicas(self) -> dict[str, Replica]:
+    def replicas(self) -> dict[str, KubeflowReplica]:
         """The replicas by role."""
         return self.tf_replica_specs
 
@@ -118,7 +118,7 @@ class TFJobSpec(Spec):
 class MPIJobSpec(Spec):
     """The spec of an MPIJob."""
 
-    mpi_replica_specs: dict[str, Replica]
+    mpi_replica_specs: dict[str, KubeflowReplica]
     slots_per_worker: Annotated[int, Field(ge=1, le=1024)] = 1
     run_launcher_as_worker: bool = False
     mpi_implementation: str = "OpenMPI"
@@ -126,7 +126,7 @@ class MPIJobSpec(Spec):
     ssh_auth_mount_path: str | None = None
 
     @property
-    def replicas(self) -> dict[str, Replica]:
+    def replicas(self) -> dict[str, KubeflowReplica]:
         """The replicas by role."""
         return self.mpi_replica_specs
 
@@ -134,11 +134,11 @@ class MPIJobSpec(Spec):
 class PyTorchJobSpec(Spec):
     """The spec of a PyTorchJob."""
 
-    pytorch_replica_specs: dict[str, Replica]
+    pytorch_replica_specs: dict[str, KubeflowReplica]
     nproc_per_node: str | int | None = None
 
     @property
-    def replicas(self) -> dict[str, Replica]:
+    def replicas(self) -> dict[str, KubeflowReplica]:
         """The replicas by role."""
         return self.pytorch_replica_specs
 
@@ -146,18 +146,18 @@ class PyTorchJobSpec(Spec):
 class WorkerSpec(Spec):
     """The spec of a job of equal workers, as the conversion reads it from several objects or parts of the input."""
 
-    worker: Replica
+    worker: KubeflowReplica
     procs: str
     """Ranks in each worker: a number, or auto, gpu or cpu."""
     path: str
-    """Where the input has the worker."""
+    """The field of the input that describes the workers, for notes."""
     procs_path: str
-    """Where the input has the ranks."""
+    """The field of the input with the number of ranks, for notes."""
     scheduling: dict[str, Any] = {}
     """dtj's `schedulingPolicy`."""
 
     @property
-    def replicas(self) -> dict[str, Replica]:
+    def replicas(self) -> dict[str, KubeflowReplica]:
         """The replicas by role."""
         return {"worker": self.worker}
 

@@ -99,7 +99,7 @@ class _Names:
         if domain and domain[1:2] != ["svc"] and (len(domain) > 1 or domain[0] != self._namespace):
             raise _Unknown(f"{match[0]} is not the host name of a replica")
         if self._field == "pytorchReplicaSpecs" and role == "worker" and self._counts.get("master"):
-            number += 1  # The master is worker 0.
+            number += 1  # The master becomes worker 0 in dtj, and worker 0 becomes worker 1.
         if self._lone_leader or self._field == "pytorchReplicaSpecs":
             role = "worker"
         return ".".join([pod_name(self._job, role, number), service_name(self._job), *domain])

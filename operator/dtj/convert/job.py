@@ -1,9 +1,13 @@
-"""Conversion of one job of another operator to a DistributedTrainingJob."""
+"""Conversion of one job of another operator to a DistributedTrainingJob, with its queue, gang and priority.
+
+`dtj convert` calls it. `mpi`, `pytorch`, `tensorflow`, `torchx` and `trainjob` convert the kinds of jobs. For kinds
+that can't be converted, this module has the advice that `dtj convert` prints.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,23 +15,120 @@ from pydantic import ValidationError
 
 from dtj.api.checking import check
 from dtj.api.identity import API_VERSION, KIND
-from dtj.api.job import Manifest
-from dtj.api.scheduling_rules import KUEUE_QUEUE, members
-from dtj.api.spec import JobSpec
-from dtj.convert.form import Metadata, Spec, without_nulls
+from dtj.api.job import InvalidJob, Manifest, read_job
+from dtj.api.mpijob import QUEUE_ANNOTATIONS
+from dtj.api.pod_template import list_of, object_of
+from dtj.api.scheduling_rules import COSCHEDULING_SCHEDULER, KUEUE_QUEUE, VOLCANO_SCHEDULER, members
+from dtj.api.shown import enumerated, key_shown
+from dtj.convert.form import KubeflowRunPolicy, ObjectMeta, Spec, Template, without_nulls
 from dtj.convert.hosts import with_dtjs_hosts
-from dtj.convert.kind import Kind, Source
+from dtj.convert.kind import KindRules, OriginalJob
 from dtj.convert.mpi import MPI_JOB
 from dtj.convert.notes import Conversion, Notes
 from dtj.convert.pytorch import PYTORCH_JOB
 from dtj.convert.replicas import COMMAND_GIVEN, kept_metadata
 from dtj.convert.run_policy import moved_into_run_policy, run_policy
-from dtj.convert.scheduling import moved_labels, scheduling, waits_in_kueue
 from dtj.convert.tensorflow import TF_JOB
 from dtj.convert.torchx import TORCHX_JOB
 from dtj.convert.trainjob import TRAIN_JOB
 
-_NAMES: dict[str, Kind[Any]] = {
+_PATH = "spec.runPolicy.schedulingPolicy"
+_PRIORITY = "kueue.x-k8s.io/priority-class"
+_LEFT_OUT = {
+    "minResources": "left out: dtj sums up the requests of the pods",
+    "scheduleTimeoutSeconds": "left out: runPolicy.startDeadlineSeconds ends a job whose pods get no nodes in time",
+}
+
+
+def scheduling(
+    metadata: ObjectMeta, policy: KubeflowRunPolicy, templates: Iterable[Template], members: int, notes: Notes
+) -> Manifest:
+    """Return the job's `schedulingPolicy`. members: number of pods in the gang of the job."""
+    fields, templates = dict(policy.scheduling_policy), list(templates)
+    converted = _queue(metadata, fields, templates, notes)
+    min_available = fields.pop("minAvailable", None)
+    if min_available is not None:
+        converted |= _min_available(min_available, converted.get("gang"), members, notes)
+    if priority := fields.pop("priorityClass", None):
+        converted["priorityClassName"] = priority
+        notes.add(f"{_PATH}.priorityClass", priority, f"now {_PATH}.priorityClassName")
+    for key, value in fields.items():
+        notes.add(f"{_PATH}.{key}", value, _LEFT_OUT.get(key, "left out: dtj has no such field"))
+    return converted
+
+
+def waits_in_kueue(metadata: ObjectMeta) -> bool:
+    """Return whether the job has the label of a Kueue queue."""
+    return bool(metadata.labels.get(KUEUE_QUEUE))
+
+
+def moved_labels(metadata: ObjectMeta) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Return the labels and annotations that the job keeps, and the labels that move to every pod."""
+    if not waits_in_kueue(metadata):
+        return metadata.labels, metadata.annotations, {}
+    kept = {key: value for key, value in metadata.labels.items() if key not in (KUEUE_QUEUE, _PRIORITY)}
+    priority = metadata.labels.get(_PRIORITY)
+    return kept, metadata.annotations, {_PRIORITY: priority} if priority else {}
+
+
+def _queue(metadata: ObjectMeta, fields: Manifest, templates: list[Template], notes: Notes) -> Manifest:
+    queue = fields.pop("queue", None)
+    if kueue := metadata.labels.get(KUEUE_QUEUE):
+        message = (
+            f"now {_PATH}: {{gang: Kueue, queue: {kueue}}}; Kueue's integration with plain pods must be on"
+        )
+        notes.add(f"metadata.labels[{KUEUE_QUEUE}]", kueue, message)
+        if priority := metadata.labels.get(_PRIORITY):
+            notes.add(f"metadata.labels[{_PRIORITY}]", priority, "now a label of every pod")
+        if queue is not None:
+            notes.add(f"{_PATH}.queue", queue, f"left out: the label names Kueue's queue {kueue}")
+        return {"gang": "Kueue", "queue": kueue}
+    field = f"{_PATH}.queue"
+    schedulers = [template.spec.rest.get("schedulerName") for template in templates]
+    holders = [("metadata", metadata), *(("template.metadata", template.metadata) for template in templates)]
+    for path, holder in holders:
+        for name in QUEUE_ANNOTATIONS:
+            if name in holder.annotations:
+                field, queue = f"{path}.annotations[{name}]", queue or holder.annotations[name]
+    if queue is not None or VOLCANO_SCHEDULER in schedulers:
+        converted = {"gang": "Volcano"} | ({"queue": queue} if queue else {})
+        shown = ", ".join(f"{key}: {value}" for key, value in converted.items())
+        notes.add(
+            field if queue is not None else "template.spec.schedulerName",
+            queue if queue is not None else VOLCANO_SCHEDULER,
+            f"now {_PATH}: {{{shown}}}",
+        )
+        return converted
+    if COSCHEDULING_SCHEDULER in schedulers:
+        notes.add(
+            "template.spec.schedulerName", COSCHEDULING_SCHEDULER, f"now {_PATH}: {{gang: Coscheduling}}"
+        )
+        return {"gang": "Coscheduling"}
+    return {}
+
+
+def _min_available(min_available: Any, gang: str | None, members: int, notes: Notes) -> Manifest:
+    field = f"{_PATH}.minAvailable"
+    if gang == "Kueue":
+        notes.add(field, min_available, "left out: Kueue admits all pods of a job or none")
+    elif gang is None:
+        notes.add(
+            field,
+            min_available,
+            "left out: the job does not name a gang scheduler; set "
+            f"{_PATH}.gang to Coscheduling, Volcano or Kueue",
+        )
+    elif not isinstance(min_available, int) or isinstance(min_available, bool) or min_available >= members:
+        notes.add(
+            field, min_available, f"left out: the gang has {members} pods, and dtj waits for all of them"
+        )
+    else:
+        notes.add(field, min_available, "kept; dtj does not count the launcher or chief")
+        return {"minAvailable": max(min_available, 1)}
+    return {}
+
+
+_NAMES: dict[str, KindRules[Any]] = {
     "MPIJob": MPI_JOB,
     "TFJob": TF_JOB,
     "PyTorchJob": PYTORCH_JOB,
@@ -48,7 +149,7 @@ def is_job(manifest: Manifest) -> bool:
 
 @dataclass(frozen=True)
 class _Added:
-    """What the user adds to a job."""
+    """Options of `dtj convert` that add fields to a job."""
 
     artifacts: str | None
     command: Sequence[str]
@@ -83,7 +184,7 @@ def convert(
 
 
 def _of_version(
-    rules: Kind[Any],
+    rules: KindRules[Any],
     kind: str,
     version: str,
     manifest: Manifest,
@@ -111,7 +212,7 @@ def _of_version(
 
 
 def _prepared(
-    kind: Kind[Any], manifest: Manifest, others: Sequence[Manifest], notes: Notes
+    kind: KindRules[Any], manifest: Manifest, others: Sequence[Manifest], notes: Notes
 ) -> Manifest | None:
     """Return the job in the form of its kind.
 
@@ -125,7 +226,7 @@ def _prepared(
 
 
 def _converted(
-    kind: Kind[Any],
+    kind: KindRules[Any],
     version: str,
     manifest: Manifest,
     added: _Added,
@@ -133,7 +234,7 @@ def _converted(
     notes: Notes,
 ) -> Manifest | None:
     try:
-        metadata = Metadata.model_validate(manifest.get("metadata", {}))
+        metadata = ObjectMeta.model_validate(manifest.get("metadata", {}))
         prepared = _prepared(kind, manifest, others, notes)
         if prepared is None:
             return None
@@ -142,7 +243,7 @@ def _converted(
         _refuse_form(error, notes)
         return None
     name, queued = _name(metadata, notes), waits_in_kueue(metadata)
-    source = Source(name, version, kind.versions[version], queued, added.command)
+    source = OriginalJob(name, version, kind.versions[version], queued, added.command)
     policy = run_policy(spec.run_policy, source.defaults, source.queued, notes)
     dtj_spec, policy = kind.convert(source, spec, policy, notes)
     if notes.refused:
@@ -183,12 +284,12 @@ def _refuse_form(error: ValidationError, notes: Notes) -> None:
 def _members(dtj_spec: Manifest) -> int:
     """Return the number of pods in the gang of a job; 0 for a spec that `check` refuses."""
     try:
-        return members(JobSpec.model_validate(dtj_spec))
-    except ValidationError:
+        return members(read_job({"spec": dtj_spec}))
+    except InvalidJob:
         return 0
 
 
-def _name(metadata: Metadata, notes: Notes) -> str:
+def _name(metadata: ObjectMeta, notes: Notes) -> str:
     if metadata.name or not metadata.generate_name:
         return metadata.name
     name = metadata.generate_name.rstrip("-")
@@ -196,7 +297,7 @@ def _name(metadata: Metadata, notes: Notes) -> str:
     return name
 
 
-def _metadata(name: str, source: Metadata, dtj_spec: Manifest) -> Manifest:
+def _metadata(name: str, source: ObjectMeta, dtj_spec: Manifest) -> Manifest:
     labels, annotations, of_pods = moved_labels(source)
     if waits_in_kueue(source):
         _label_pods(dtj_spec, of_pods)
@@ -213,3 +314,46 @@ def _label_pods(dtj_spec: Manifest, labels: dict[str, str]) -> None:
         if own == metadata.get("labels", {}) and not labels:
             continue
         role["template"] = {**template, "metadata": {**metadata, "labels": labels | own}}
+
+
+_NEW = "dtj new NAME --strategy TorchDistributed --image IMAGE --command COMMAND --workers N"
+_OF_PODS = f"write a job with the image and the command of its pods: {_NEW}"
+_WAYS = {
+    "jobset.x-k8s.io JobSet": f"convert the TrainJob that made it, or {_OF_PODS}",
+    "batch Job": f"{_OF_PODS}; PET_NODE_RANK has the index of a worker",
+    "workload.codeflare.dev AppWrapper": "convert what it wraps, from a file of its own",
+    "ray.io RayJob": f"write the function that Ray runs on each worker as a script, and a job for the script: {_NEW}",
+}
+"""Advice for jobs that can't be converted, by API group and kind."""
+
+
+def ways(manifests: Sequence[Manifest]) -> dict[str, str | None]:
+    """Return the kinds of the objects, each with what makes a job of dtj of it; None where no way is known."""
+    return {_kind(manifest): _way(manifest) for manifest in manifests}
+
+
+def _kind(manifest: Manifest) -> str:
+    if not manifest.get("kind"):
+        return "an object without kind"
+    kind = f"{key_shown(manifest.get('apiVersion'))} {key_shown(manifest['kind'])}"
+    return f"{kind} (Indexed)" if _is_indexed(manifest) else kind
+
+
+def _way(manifest: Manifest) -> str | None:
+    kind = f"{str(manifest.get('apiVersion')).partition('/')[0]} {manifest.get('kind')}"
+    if kind == "batch Job" and not _is_indexed(manifest):
+        return None
+    way, wrapped = _WAYS.get(kind), [*_wrapped(manifest)]
+    return f"{way}: {enumerated(wrapped, 'and')}" if way and wrapped else way
+
+
+def _is_indexed(manifest: Manifest) -> bool:
+    return object_of(manifest.get("spec")).get("completionMode") == "Indexed"
+
+
+def _wrapped(manifest: Manifest) -> Iterator[str]:
+    """Yield the jobs in an AppWrapper that dtj converts."""
+    for index, component in enumerate(list_of(object_of(manifest.get("spec")).get("components"))):
+        template = object_of(object_of(component).get("template"))
+        if is_job(template):
+            yield f"the {key_shown(template['kind'])} in spec.components[{index}].template"

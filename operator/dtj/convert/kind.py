@@ -10,18 +10,18 @@ from dtj.api.job import Manifest
 from dtj.api.strategy import StrategyRules
 from dtj.convert.form import Spec
 from dtj.convert.notes import Notes
-from dtj.convert.run_policy import Defaults
+from dtj.convert.run_policy import VersionDefaults
 
 S = TypeVar("S", bound=Spec)
 
 
 @dataclass(frozen=True)
-class Source:
+class OriginalJob:
     """Facts about a Kubeflow job that are not in its spec, and what the user adds to the spec."""
 
     name: str
     version: str
-    defaults: Defaults
+    defaults: VersionDefaults
     queued: bool
     """Whether Kueue queues the job."""
     command: Sequence[str]
@@ -29,26 +29,26 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Kind(Generic[S]):
+class KindRules(Generic[S]):
     """The rules for the conversion of a kind of job."""
 
     strategy: StrategyRules
     field: str
     """The field of the spec by which the form is known: the field with the replicas, if there is one."""
     form: type[S]
-    convert: Callable[[Source, S, Manifest, Notes], tuple[Manifest, Manifest]]
+    convert: Callable[[OriginalJob, S, Manifest, Notes], tuple[Manifest, Manifest]]
     """The function that returns dtj's spec and run policy.
 
     The function gets Kubeflow's spec, and the run policy from the fields that every kind has. If the conversion is
     impossible, the function adds the reasons to the notes.
     """
-    versions: Mapping[str, Defaults]
+    versions: Mapping[str, VersionDefaults]
     """The versions that have these fields, with the defaults of each version."""
     newest: str
     group: str = "kubeflow.org"
     origin: str = "Kubeflow"
-    """Where these jobs come from, for messages."""
+    """The project that has this kind of job, for messages."""
     prepare: Callable[[Manifest, Sequence[Manifest], Notes], Manifest | None] | None = None
-    """The function that brings a job into the form where its fields are elsewhere. The function gets the job and the
-    other objects of the input. None is a job that can't be converted; the notes have the reasons.
+    """For jobs with fields in other objects: the function that gets the job and the other objects of the input, and
+    returns the complete job. It returns None for a job that can't be converted, with the reasons in the notes.
     """

@@ -1,27 +1,165 @@
-"""Conversion of an MPIJob to strategy Horovod.
+"""Conversion of an MPIJob to strategy Horovod, with the number of ranks that its mpirun starts in each worker.
 
 If dtj's mpirun can start the same ranks, dtj's mpirun replaces the launcher's mpirun. Otherwise, the command of the
-launcher runs as written.
+launcher runs as written, without the parts that do not work in dtj's launcher. `mpirun` parses the command.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dtj.api.horovod import HOROVOD, LAUNCHER, WORKER
 from dtj.api.job import Manifest
 from dtj.api.names import pod_name, service_name
-from dtj.convert.form import MPIJobSpec, Replica
-from dtj.convert.kind import Kind, Source
-from dtj.convert.launcher import obstacles
+from dtj.convert.form import KubeflowReplica, MPIJobSpec
+from dtj.convert.kind import KindRules, OriginalJob
 from dtj.convert.mpirun import Launch, NoProgram, parse_launch
 from dtj.convert.notes import Notes
-from dtj.convert.ranks import NeverStarts, Uneven, ranks_of_each_worker
-from dtj.convert.replicas import Role, common_spec, read_role, refuse_entrypoint
-from dtj.convert.run_policy import Defaults, other_role_restarts, retries_of
-from dtj.convert.security import secure
+from dtj.convert.replicas import ConvertedRole, common_spec, read_role, refuse_entrypoint, secure
+from dtj.convert.run_policy import VersionDefaults, other_role_restarts, retries_of
 from dtj_trainer import contract
+
+HOSTFILES = ("/etc/mpi/hostfile", "$OMPI_MCA_orte_default_hostfile")
+"""The words by which a command names mpi-operator's hostfile. dtj mounts its own hostfile at the same path."""
+
+
+class Uneven(Exception):
+    """The workers do not have the same number of ranks, or the number is not known before the launcher starts."""
+
+
+class NeverStarts(Exception):
+    """The command of the launcher can't start the ranks as written."""
+
+
+def ranks_of_each_worker(launch: Launch, workers: Sequence[str], slots: int) -> int:
+    """Return the number of ranks in each worker.
+
+    workers: host names of the workers. slots: `slotsPerWorker`.
+    Raises Uneven if the workers would not all have the same number of ranks, or if dtj's mpirun can't place the ranks
+    in the same way. Raises NeverStarts if the command can't start the ranks as written.
+    """
+    if launch.hostfile not in (None, *HOSTFILES):
+        raise NeverStarts(
+            f"takes its hosts from {launch.hostfile}, which can't name dtj's pods; use /etc/mpi/hostfile"
+        )
+    count = len(workers)
+    slots = _slots_by_hosts(launch, workers, slots)
+    if launch.elastic:
+        return _elastic(launch, count, slots)
+    if launch.odd:
+        raise Uneven(f"{launch.odd[0]} places ranks in a way that dtj's mpirun does not support")
+    total_slots, per_node = count * slots, launch.per_node
+    ranks = launch.ranks or count * (per_node or slots)
+    if ranks > total_slots and not launch.oversubscribes:
+        raise NeverStarts(
+            f"starts {ranks} ranks where the workers have {total_slots} slots, which mpirun refuses without "
+            "--oversubscribe; set slotsPerWorker, or the number of ranks"
+        )
+    if per_node is not None:
+        if ranks > count * per_node:
+            raise NeverStarts(f"starts {ranks} ranks, and at most {per_node} in each of {count} workers")
+        if per_node > slots and not launch.oversubscribes:
+            raise NeverStarts(
+                f"starts {per_node} ranks in a worker that has {slots} slots, which mpirun refuses without "
+                "--oversubscribe; set slotsPerWorker"
+            )
+        if ranks < count * per_node:
+            raise Uneven(f"{ranks} ranks do not fill {count} workers with {per_node} ranks each")
+        return per_node
+    if ranks == total_slots or (ranks % count == 0 and (ranks > total_slots or launch.by_node)):
+        return ranks // count
+    raise Uneven(f"{ranks} ranks do not fill the {total_slots} slots of {count} workers")
+
+
+def _slots_by_hosts(launch: Launch, workers: Sequence[str], slots: int) -> int:
+    """Return the slots of each worker: from `-H` if the command has the option, else `slots`."""
+    if launch.hosts is None:
+        return slots
+    numbers = {number or (slots if launch.by_horovodrun else 1) for number in launch.hosts.values()}
+    if set(launch.hosts) != set(workers) or len(numbers) != 1:
+        raise NeverStarts(
+            f"names the hosts {', '.join(launch.hosts)}, and dtj runs the same number of ranks on every worker; "
+            "remove the option, and set replicas and slotsPerWorker"
+        )
+    return numbers.pop()
+
+
+def _elastic(launch: Launch, workers: int, slots: int) -> int:
+    """Return the ranks of each worker. An elastic run uses every slot up to its maximum number of ranks."""
+    slots = launch.per_node or slots
+    highest = launch.elastic.get("max-np") or launch.elastic.get("max-num-proc") or ""
+    if highest.isdecimal() and int(highest) < workers * slots:
+        raise NeverStarts(
+            f"runs at most {highest} ranks elastically, and dtj would start {workers * slots}, one in each slot; set "
+            "replicas and slotsPerWorker"
+        )
+    return slots
+
+
+_AT_COMMAND = r"(?:^|[\s;&|(`'\"])(?:[\w./-]*/)?"
+# Patterns of commands that work in mpi-operator's launcher but not in dtj's launcher, each with a name and a remedy.
+_MISSING = (
+    (
+        re.compile(_AT_COMMAND + r"horovodrun(?=\s|$)"),
+        "horovodrun",
+        "calls ssh without dtj's settings; write the command as a list of words that begins with "
+        "horovodrun, or use mpirun",
+    ),
+    (
+        re.compile(r"kubexec\.sh|" + _AT_COMMAND + r"kubectl(?=\s|$)"),
+        "kubectl",
+        "dtj starts ranks by ssh, and dtj's launcher may not call kubectl exec; remove kubexec.sh and kubectl",
+    ),
+    (
+        re.compile(r"discover_hosts\.sh"),
+        "discover_hosts.sh",
+        "dtj's Horovod is not elastic, and dtj has no such script; take the hosts from /etc/mpi/hostfile",
+    ),
+    (
+        re.compile(r"plm_(?:rsh|ssh)_(?:agent|args)"),
+        "plm_rsh_agent, plm_rsh_args",
+        "would replace dtj's settings of ssh, and ssh would reach no host; remove these parameters",
+    ),
+    (
+        re.compile(_AT_COMMAND + r"(?:ssh|scp|sftp|rsync|pdsh)(?=\s)"),
+        "ssh",
+        "ssh needs dtj's settings: write ssh -F /etc/dtj/ssh_config",
+    ),
+    (
+        re.compile(r"mpiexec\.hydra|\bI_MPI_\w+|\bHYDRA_\w+"),
+        "MPICH or Intel MPI",
+        "dtj starts ranks by Open MPI; build the image with Open MPI",
+    ),
+    (
+        re.compile(r"(?:^|\s)-{1,2}(?:H|host)(?:\s|=)"),
+        "-H",
+        "names hosts; remove the option: mpirun then takes all workers from the hostfile",
+    ),
+    (
+        re.compile(
+            r"(?:^|\s)-{1,2}(?:hostfile|machinefile)[\s=]+(?!\"?(?:/etc/mpi/hostfile|\$\{?OMPI_MCA_orte_default_hostfile))"
+        ),
+        "--hostfile",
+        "the hostfile of dtj is /etc/mpi/hostfile; name that file, or remove the option",
+    ),
+)
+_SSH_BY_DTJ = re.compile(_AT_COMMAND + r"ssh\s+-F\s*/etc/dtj/ssh_config")
+
+
+def obstacles(words: Sequence[str], key_folder: str | None) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a launcher's command that can't work in dtj, each with a remedy.
+
+    key_folder: `sshAuthMountPath`, where mpi-operator mounts the ssh key; None if the job does not set the field.
+    """
+    text = _SSH_BY_DTJ.sub(" ", " ".join(words))
+    for pattern, name, remedy in _MISSING:
+        if pattern.search(text):
+            yield name, remedy
+    if key_folder and key_folder.rstrip("/") + "/" in text:
+        yield key_folder, "the key of dtj's pods is in /etc/dtj-ssh; remove the path"
+
 
 _PATH = "spec.mpiReplicaSpecs"
 _BY_SSH = ("v2beta1",)
@@ -32,7 +170,7 @@ _LONGEST_LINE = 120
 
 
 def horovod_spec(
-    source: Source, spec: MPIJobSpec, policy: Manifest, notes: Notes
+    source: OriginalJob, spec: MPIJobSpec, policy: Manifest, notes: Notes
 ) -> tuple[Manifest, Manifest]:
     """Return spec and run policy of the job. If the job can't be converted, the notes have the reasons."""
     replicas = {key.lower(): (key, replica) for key, replica in spec.mpi_replica_specs.items()}
@@ -46,7 +184,8 @@ def horovod_spec(
         )
         return {}, policy
     launcher = _role(LAUNCHER, *replicas[LAUNCHER], spec, notes, source.command)
-    worker = _role(WORKER, *replicas[WORKER], spec, notes)  # Runs dtj's sshd, whatever its command is.
+    # The worker's command does not matter: dtj runs sshd instead.
+    worker = _role(WORKER, *replicas[WORKER], spec, notes)
     policy = retries_of(replicas[LAUNCHER][1].restart_policy, launcher.path, policy, source.defaults, notes)
     other_role_restarts(replicas[WORKER][1].restart_policy, worker.path, notes)
     _settle_launcher(spec, launcher, worker, notes)
@@ -72,12 +211,12 @@ def horovod_spec(
 
 
 def _role(
-    name: str, key: str, replica: Replica, spec: MPIJobSpec, notes: Notes, command: Sequence[str] = ()
-) -> Role:
+    name: str, key: str, replica: KubeflowReplica, spec: MPIJobSpec, notes: Notes, command: Sequence[str] = ()
+) -> ConvertedRole:
     return read_role(name, f"{_PATH}.{key}", replica, spec.main_container, notes, command)
 
 
-def _settle_launcher(spec: MPIJobSpec, launcher: Role, worker: Role, notes: Notes) -> None:
+def _settle_launcher(spec: MPIJobSpec, launcher: ConvertedRole, worker: ConvertedRole, notes: Notes) -> None:
     if launcher.replicas != 1:
         notes.add(f"{launcher.path}.replicas", launcher.replicas, "now 1")
         launcher.replicas = 1
@@ -97,7 +236,7 @@ def _settle_launcher(spec: MPIJobSpec, launcher: Role, worker: Role, notes: Note
         launcher.accelerators = {}
 
 
-def _let_workers_serve_ssh(worker: Role, by_ssh: bool, notes: Notes) -> None:
+def _let_workers_serve_ssh(worker: ConvertedRole, by_ssh: bool, notes: Notes) -> None:
     """Replace the worker's program by dtj's sshd, and the worker's readiness probe by dtj's."""
     where = f"{worker.path}.template.spec.containers"
     words = [word for part in worker.program for word in part]
@@ -121,7 +260,13 @@ def _let_workers_serve_ssh(worker: Role, by_ssh: bool, notes: Notes) -> None:
 
 
 def _start_ranks(
-    job: str, by_ssh: bool, spec: MPIJobSpec, launcher: Role, worker: Role, where: str, notes: Notes
+    job: str,
+    by_ssh: bool,
+    spec: MPIJobSpec,
+    launcher: ConvertedRole,
+    worker: ConvertedRole,
+    where: str,
+    notes: Notes,
 ) -> tuple[int, bool]:
     """Set the program of the launcher. Return the slots of each worker, and whether mpirun runs as root."""
     words = [*launcher.program[0], *launcher.program[1]]
@@ -154,7 +299,13 @@ def _start_ranks(
 
 
 def _run_as_written(
-    by_ssh: bool, spec: MPIJobSpec, launcher: Role, worker: Role, where: str, why: str, notes: Notes
+    by_ssh: bool,
+    spec: MPIJobSpec,
+    launcher: ConvertedRole,
+    worker: ConvertedRole,
+    where: str,
+    why: str,
+    notes: Notes,
 ) -> tuple[int, bool]:
     """Keep the launcher's command. dtj provides hostfile and ssh as mpi-operator does."""
     command, args = launcher.program
@@ -197,7 +348,8 @@ def _note_options(
             "spec.slotsPerWorker", given_slots, f"now {slots}: {started} starts {slots} ranks in each worker"
         )
     if slots > given_slots:
-        # mpirun sets this variable itself if a host has more ranks than slots.
+        # The original job has more ranks than slots, for which mpirun sets this variable. dtj raises the slots, so
+        # that its mpirun would not set the variable.
         launch.env.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     dropped = [shlex.join(words) for words in launch.dropped]
     lines = [" ".join(dropped)] if len(" ".join(dropped)) <= _LONGEST_LINE else dropped
@@ -213,7 +365,9 @@ def _note_options(
         )
 
 
-def _give_ranks(launch: Launch, launcher: Role, worker: Role, where: str, notes: Notes) -> None:
+def _give_ranks(
+    launch: Launch, launcher: ConvertedRole, worker: ConvertedRole, where: str, notes: Notes
+) -> None:
     """Set the environment and the working directory that mpirun's options give the ranks."""
     if launch.path is not None:
         launcher.env[contract.ENV_MPIRUN] = {"name": contract.ENV_MPIRUN, "value": launch.path}
@@ -251,7 +405,7 @@ def _give_ranks(launch: Launch, launcher: Role, worker: Role, where: str, notes:
         )
 
 
-def _share_env_from(launcher: Role, worker: Role) -> None:
+def _share_env_from(launcher: ConvertedRole, worker: ConvertedRole) -> None:
     own = worker.container.get("envFrom")
     worker.container["envFrom"] = [
         *launcher.container["envFrom"],
@@ -277,12 +431,16 @@ def _note_other_fields(spec: MPIJobSpec, notes: Notes) -> None:
             notes.add(f"spec.{key}", value, "left out: dtj knows no such field of an MPIJob")
 
 
-MPI_JOB = Kind(
+MPI_JOB = KindRules(
     strategy=HOROVOD,
     field="mpiReplicaSpecs",
     form=MPIJobSpec,
     convert=horovod_spec,
-    # https://github.com/kubeflow/mpi-operator v0.2.3, v0.3.0 and v0.8.0, pkg/apis.
-    versions={"v1alpha2": Defaults("None", 6), "v1": Defaults("None"), "v2beta1": Defaults("None", 6)},
+    # Defaults from https://github.com/kubeflow/mpi-operator v0.2.3, v0.3.0 and v0.8.0, pkg/apis.
+    versions={
+        "v1alpha2": VersionDefaults("None", 6),
+        "v1": VersionDefaults("None"),
+        "v2beta1": VersionDefaults("None", 6),
+    },
     newest="v2beta1",
 )

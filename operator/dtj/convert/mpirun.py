@@ -15,7 +15,8 @@ MPIRUN = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
 HOROVODRUN = ("horovodrun",)
 _SHELLS = ("sh", "bash", "dash")
 
-# The options by their number of values. The next word after an unlisted option may be a value or the program.
+# The options by their number of values. A command with an unlisted option can't be parsed: the word after the option
+# may be a value or the program.
 _MPIRUN_VALUES = {
     0: "allow-run-as-root v verbose q quiet tag-output timestamp-output oversubscribe nooversubscribe nolocal "
     "report-bindings display-map display-allocation pernode bynode byslot bind-to-core bind-to-none l "

@@ -9,13 +9,12 @@ from typing import Any
 from dtj.api.job import Manifest
 from dtj.api.torch_command import launchers_in
 from dtj.api.torch_distributed import TORCH_DISTRIBUTED
-from dtj.convert.form import PyTorchJobSpec, Replica
-from dtj.convert.kind import Kind, Source
+from dtj.convert.form import KubeflowReplica, PyTorchJobSpec
+from dtj.convert.kind import KindRules, OriginalJob
 from dtj.convert.notes import Notes
-from dtj.convert.replicas import Role, read_role
-from dtj.convert.run_policy import Defaults, other_role_restarts, retries_of
-from dtj.convert.torch import Asked, torch_spec
-from dtj.convert.torchrun import read_torchrun
+from dtj.convert.replicas import ConvertedRole, read_role
+from dtj.convert.run_policy import VersionDefaults, other_role_restarts, retries_of
+from dtj.convert.torch import Asked, read_torchrun, torch_spec
 
 _PATH = "spec.pytorchReplicaSpecs"
 _TRAINER = "pytorch"
@@ -31,7 +30,7 @@ _MASTER, _WORKER = "master", "worker"
 
 
 def torch_distributed_spec(
-    source: Source, spec: PyTorchJobSpec, policy: Manifest, notes: Notes
+    source: OriginalJob, spec: PyTorchJobSpec, policy: Manifest, notes: Notes
 ) -> tuple[Manifest, Manifest]:
     """Return spec and run policy of the job. If the job can't be converted, the notes have the reasons."""
     replicas = _roles_with_replicas(spec, notes)
@@ -65,9 +64,9 @@ def torch_distributed_spec(
     return torch_spec(worker, asked, notes), policy
 
 
-def _roles_with_replicas(spec: PyTorchJobSpec, notes: Notes) -> dict[str, tuple[str, Replica]]:
+def _roles_with_replicas(spec: PyTorchJobSpec, notes: Notes) -> dict[str, tuple[str, KubeflowReplica]]:
     """Return the key in the input and the replicas of each role, by the name of the role."""
-    present: dict[str, tuple[str, Replica]] = {}
+    present: dict[str, tuple[str, KubeflowReplica]] = {}
     for key, replica in spec.pytorch_replica_specs.items():
         name = key.lower()
         if name not in (_MASTER, _WORKER):
@@ -79,8 +78,8 @@ def _roles_with_replicas(spec: PyTorchJobSpec, notes: Notes) -> dict[str, tuple[
     return present
 
 
-def _settle_master(roles: dict[str, Role], notes: Notes) -> None:
-    """Make the master worker 0 of the workers, if its template is theirs."""
+def _settle_master(roles: dict[str, ConvertedRole], notes: Notes) -> None:
+    """Make the master worker 0, if master and workers have the same template. Otherwise refuse the conversion."""
     master, worker = roles[_MASTER], roles.get(_WORKER)
     if master.replicas != 1:
         notes.refuse(f"{master.path}.replicas", master.replicas, "must be 1")
@@ -107,7 +106,7 @@ def _settle_master(roles: dict[str, Role], notes: Notes) -> None:
     worker.replicas += 1
 
 
-def _differences(master: Role, worker: Role) -> Iterator[tuple[str, Any, Any]]:
+def _differences(master: ConvertedRole, worker: ConvertedRole) -> Iterator[tuple[str, Any, Any]]:
     """Yield each field in which the templates differ, with the value of both."""
     own_words, other_words = _without_place(master), _without_place(worker)
     if own_words != other_words:
@@ -125,7 +124,7 @@ def _differences(master: Role, worker: Role) -> Iterator[tuple[str, Any, Any]]:
                 yield f"{prefix}{name}", own.get(name), other.get(name)
 
 
-def _without_place(role: Role) -> list[str]:
+def _without_place(role: ConvertedRole) -> list[str]:
     """Return command and args, without the options of torchrun that differ by node."""
     words = [*role.program[0], *role.program[1]]
     torchrun = read_torchrun(words)
@@ -145,12 +144,12 @@ def _settle_other_fields(spec: PyTorchJobSpec, notes: Notes) -> None:
             notes.add(f"spec.{key}", value, "left out: dtj knows no such field of a PyTorchJob")
 
 
-PYTORCH_JOB = Kind(
+PYTORCH_JOB = KindRules(
     strategy=TORCH_DISTRIBUTED,
     field="pytorchReplicaSpecs",
     form=PyTorchJobSpec,
     convert=torch_distributed_spec,
-    # https://github.com/kubeflow/training-operator v1.9.0, pkg/apis.
-    versions={"v1": Defaults("None", restart_policy="OnFailure")},
+    # Defaults from https://github.com/kubeflow/training-operator v1.9.0, pkg/apis.
+    versions={"v1": VersionDefaults("None", restart_policy="OnFailure")},
     newest="v1",
 )

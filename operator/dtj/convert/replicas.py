@@ -1,4 +1,7 @@
-"""Conversion of the replicas of one role to fields of dtj and a partial pod template."""
+"""Conversion of the replicas of one role to fields of dtj, a partial pod template, and the user of the pods.
+
+In Kubeflow, the image decides about the user. The conversions of the kinds of jobs call it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtj.api.accelerators import is_accelerator
 from dtj.api.job import Manifest
-from dtj.api.pod_template import TRAINER_CONTAINER
-from dtj.convert.form import Container, Replica
+from dtj.api.pod_template import TRAINER_CONTAINER, is_accelerator
+from dtj.convert.form import Container, KubeflowReplica
 from dtj.convert.notes import Notes
 from dtj_trainer import contract
 
@@ -33,7 +35,7 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 @dataclass
-class Role:
+class ConvertedRole:
     """One role during the conversion. `common_spec` moves fields that all roles share into the spec of the job."""
 
     name: str
@@ -56,11 +58,11 @@ class Role:
 def read_role(
     name: str,
     path: str,
-    replica: Replica,
+    replica: KubeflowReplica,
     trainer: str | None,
     notes: Notes,
     command: Sequence[str] = (),
-) -> Role:
+) -> ConvertedRole:
     """Read a role of the input.
 
     trainer: name of the container that trains; by default the first container. command: the command of a container
@@ -83,7 +85,7 @@ def read_role(
         program = [*command], main.args
         notes.add(f"{where}.command", None, COMMAND_GIVEN)
     accelerators, resources = _resources(main)
-    return Role(
+    return ConvertedRole(
         name,
         path,
         replica.replicas,
@@ -97,7 +99,7 @@ def read_role(
     )
 
 
-def refuse_entrypoint(role: Role, where: str, notes: Notes) -> None:
+def refuse_entrypoint(role: ConvertedRole, where: str, notes: Notes) -> None:
     """Refuse a role without a command. where: the field of the command."""
     notes.refuse(
         where,
@@ -139,7 +141,7 @@ def _container(main: Container, where: str, notes: Notes) -> Manifest:
     return fields | ({"ports": ports} if ports else {})
 
 
-def _template(replica: Replica, sidecars: Sequence[Container], path: str, notes: Notes) -> Manifest:
+def _template(replica: KubeflowReplica, sidecars: Sequence[Container], path: str, notes: Notes) -> Manifest:
     metadata = kept_metadata(replica.template.metadata.labels, replica.template.metadata.annotations)
     spec = replica.template.spec.rest
     for key, now in _BY_OPERATOR.items():
@@ -167,10 +169,10 @@ def kept_metadata(labels: dict[str, str], annotations: dict[str, str]) -> Manife
     return {key: value for key, value in (("labels", labels), ("annotations", annotations)) if value}
 
 
-def common_spec(roles: Sequence[Role]) -> Manifest:
+def common_spec(roles: Sequence[ConvertedRole]) -> Manifest:
     """Return the fields of the spec that all roles share, and replicaSpecs with the other fields of each role."""
     image = _most_common([role.image for role in roles if role.image])
-    # A container without a command runs the image's entrypoint, which dtj does not start.
+    # Leave out containers without a command: they would run the image's entrypoint, which dtj does not start.
     programs = [role.program for role in roles if role.program[0] and not role.keeps_command]
     program: tuple[list[str], list[str]] = _most_common(programs) or ([], [])
     shared = [
@@ -191,7 +193,7 @@ def common_spec(roles: Sequence[Role]) -> Manifest:
 
 
 def _replica_spec(
-    role: Role, image: Any, program: Any, shared: list[Manifest], accelerator: str | None
+    role: ConvertedRole, image: Any, program: Any, shared: list[Manifest], accelerator: str | None
 ) -> Manifest:
     spec: Manifest = {"replicas": role.replicas} if role.replicas != 1 else {}
     resources = role.resources
@@ -218,7 +220,7 @@ def _replica_spec(
     return spec | ({"template": template} if template else {})
 
 
-def _pod(role: Role) -> Manifest:
+def _pod(role: ConvertedRole) -> Manifest:
     pod: Manifest = role.template.get("spec", {})
     return pod
 
@@ -228,3 +230,78 @@ def _most_common(values: Sequence[Any]) -> Any:
         return None
     ((text, _),) = Counter(map(repr, values)).most_common(1)
     return next(value for value in values if repr(value) == text)
+
+
+_POLICY = "the namespace's policy must allow it (Pod Security baseline, on OpenShift the SCC anyuid)"
+
+
+def secure(roles: Sequence[ConvertedRole], as_root: bool, notes: Notes) -> None:
+    """Set the user that the job names for the pods of each role.
+
+    as_root: whether the options of mpirun allow root. dtj's pods run as user 1000 and without capabilities
+    unless a template says otherwise, and an sshd of user 1000 can't open sessions of root.
+    """
+    without_user, root = [], []
+    for role in roles:
+        user = _user(role)
+        _allow_privileges(role)
+        if user == 0 or (user is None and as_root):
+            _run_as_root(role)
+            root.append(role)
+        elif user is None:
+            without_user.append(role)
+    if root:
+        notes.add(
+            f"{root[0].path}.template.spec.securityContext",
+            None,
+            f"the container trainer of {' and '.join(role.name for role in root)} runs as root, with the "
+            f"runtime's default capabilities: {_POLICY}",
+        )
+    if without_user:
+        notes.add(
+            f"{without_user[0].path}.template.spec.securityContext.runAsUser",
+            None,
+            "not given: the pods run as user 1000, whatever the image's user is. For another user, set runAsUser in "
+            "each replica's template; for root, set runAsUser: 0, runAsNonRoot: false and, in the container trainer, "
+            "capabilities: {drop: []}",
+        )
+
+
+def _contexts(role: ConvertedRole) -> tuple[Manifest, Manifest]:
+    """Return the securityContext of the pod and the securityContext of the container that trains."""
+    pod = role.template.get("spec", {}).get("securityContext")
+    own = role.container.get("securityContext")
+    return pod if isinstance(pod, dict) else {}, own if isinstance(own, dict) else {}
+
+
+def _user(role: ConvertedRole) -> Any:
+    """Return the user in the template of the role, or None if the image decides."""
+    pod, own = _contexts(role)
+    user = own.get("runAsUser", pod.get("runAsUser"))
+    not_root = own.get("runAsNonRoot", pod.get("runAsNonRoot"))
+    return "not root" if user is None and not_root is True else user
+
+
+def _run_as_root(role: ConvertedRole) -> None:
+    pod, own = _contexts(role)
+    # Set the user of the container, not of the pod: a sidecar without a user keeps dtj's user.
+    context: Manifest = (
+        {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False} | own | {"runAsNonRoot": False}
+    )
+    if "runAsUser" not in own and "runAsGroup" in pod:
+        context["runAsGroup"] = pod["runAsGroup"]
+    capabilities = own.get("capabilities")
+    context["capabilities"] = {"drop": []} | (capabilities if isinstance(capabilities, dict) else {})
+    role.container["securityContext"] = context
+
+
+def _allow_privileges(role: ConvertedRole) -> None:
+    """Allow privilege escalation for a privileged container, because the API server requires the permission."""
+    _, own = _contexts(role)
+    added = own.get("capabilities")
+    added = added.get("add") if isinstance(added, dict) else None
+    more = own.get("privileged") is True or (
+        isinstance(added, list) and {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(map(str, added))
+    )
+    if more and "allowPrivilegeEscalation" not in own:
+        role.container["securityContext"] = own | {"allowPrivilegeEscalation": True}

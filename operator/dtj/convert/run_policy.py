@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from dtj.api.identity import other_manager
 from dtj.api.job import Manifest
-from dtj.api.managed_by import other_manager
-from dtj.convert.form import RunPolicy
+from dtj.convert.form import KubeflowRunPolicy
 from dtj.convert.notes import Notes
 
 # Values of `managedBy` that name an operator of Kubeflow.
@@ -19,7 +19,7 @@ _PATH = "spec.runPolicy"
 
 
 @dataclass(frozen=True)
-class Defaults:
+class VersionDefaults:
     """The defaults of a version of a kind."""
 
     clean_pod_policy: str
@@ -40,7 +40,7 @@ def moved_into_run_policy(spec: Manifest) -> Manifest:
     return {key: value for key, value in spec.items() if key not in outside} | {"runPolicy": outside | policy}
 
 
-def run_policy(policy: RunPolicy, defaults: Defaults, queued: bool, notes: Notes) -> Manifest:
+def run_policy(policy: KubeflowRunPolicy, defaults: VersionDefaults, queued: bool, notes: Notes) -> Manifest:
     """Return dtj's `runPolicy`. queued: whether Kueue queues the job."""
     converted: dict[str, Any] = {}
     if policy.suspend and queued:
@@ -85,7 +85,7 @@ def _clean_pod_policy(policy: str | None, default: str, notes: Notes) -> Manifes
 
 
 def retries_of(
-    restart_policy: str | None, path: str, policy: Manifest, defaults: Defaults, notes: Notes
+    restart_policy: str | None, path: str, policy: Manifest, defaults: VersionDefaults, notes: Notes
 ) -> Manifest:
     """Return the run policy with the retries that Kubeflow gives the role that decides the end of the job."""
     has_limit = "backoffLimit" in policy

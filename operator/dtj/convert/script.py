@@ -13,7 +13,7 @@ from dtj.api.strategies import RULES
 from dtj.api.strategy import ScriptMark
 
 _MOST_BYTES = 1024**2
-"""Of a script. The syntax tree takes a hundred times as much memory."""
+"""The largest size of a script. Its syntax tree takes a hundred times as much memory."""
 _LONGEST_LINE = 80
 
 
@@ -25,7 +25,7 @@ class Found:
     replicas: Mapping[str, int]
     """The number of pods of each role besides the workers."""
     line: int | None = None
-    """From 1; None: no line has a mark of the strategy, and the user named the strategy."""
+    """The number of the line, from 1; None if the user named the strategy, and no line has a mark of it."""
     text: str = ""
     """The line, without spaces around it."""
 
@@ -60,7 +60,7 @@ def found_in(strategy: str, source: bytes, name: str) -> Found:
 
 
 def _first(marked: list[Found]) -> Found:
-    """Return the first line. Where a script can train in several forms, that of the strategy's first marks counts."""
+    """Return the first line with a mark. If a script can train in several forms, prefer the strategy's first mark."""
     usual = {found.strategy: RULES[found.strategy].script_marks[0].replicas for found in marked}
     return next((found for found in marked if found.replicas == usual[found.strategy]), marked[0])
 
@@ -71,7 +71,8 @@ def _marked(source: bytes, name: str) -> list[Found]:
         raise Unusable(f"{name} has {len(source):,} bytes, and dtj reads scripts of {_MOST_BYTES:,}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns of doubtful literals.
+            # Hide Python's warnings about the script, such as invalid escapes.
+            warnings.simplefilter("ignore")
             tree = ast.parse(source, name)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""

@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping
 
 from dtj.api.job import Manifest
 from dtj.api.parameter_server import CHIEF, EVALUATOR, MASTER, PARAMETER_SERVER, WORKER
-from dtj.convert.form import Replica, TFJobSpec
-from dtj.convert.kind import Kind, Source
+from dtj.convert.form import KubeflowReplica, TFJobSpec
+from dtj.convert.kind import KindRules, OriginalJob
 from dtj.convert.notes import Notes
-from dtj.convert.replicas import Role, common_spec, read_role, refuse_entrypoint
-from dtj.convert.run_policy import Defaults, other_role_restarts, retries_of
-from dtj.convert.security import secure
+from dtj.convert.replicas import ConvertedRole, common_spec, read_role, refuse_entrypoint, secure
+from dtj.convert.run_policy import VersionDefaults, other_role_restarts, retries_of
 
 _PATH = "spec.tfReplicaSpecs"
 _TRAINER = "tensorflow"
@@ -27,7 +26,7 @@ def is_lone_leader(roles: Collection[str]) -> bool:
 
 
 def parameter_server_spec(
-    source: Source, spec: TFJobSpec, policy: Manifest, notes: Notes
+    source: OriginalJob, spec: TFJobSpec, policy: Manifest, notes: Notes
 ) -> tuple[Manifest, Manifest]:
     """Return spec and run policy of the job. If the job can't be converted, the notes have the reasons."""
     replicas = _roles_with_replicas(spec, notes)
@@ -63,9 +62,9 @@ def parameter_server_spec(
     return dtj_spec, policy
 
 
-def _roles_with_replicas(spec: TFJobSpec, notes: Notes) -> dict[str, tuple[str, Replica]]:
+def _roles_with_replicas(spec: TFJobSpec, notes: Notes) -> dict[str, tuple[str, KubeflowReplica]]:
     """Return the key in the input and the replicas of each role, by the name of the role in TF_CONFIG."""
-    present: dict[str, tuple[str, Replica]] = {}
+    present: dict[str, tuple[str, KubeflowReplica]] = {}
     for key, replica in spec.tf_replica_specs.items():
         name = key.lower()
         if name not in PARAMETER_SERVER.roles:
@@ -77,7 +76,7 @@ def _roles_with_replicas(spec: TFJobSpec, notes: Notes) -> dict[str, tuple[str, 
     return present
 
 
-def _refuse_unsupported_roles(spec: TFJobSpec, roles: Mapping[str, Role], notes: Notes) -> None:
+def _refuse_unsupported_roles(spec: TFJobSpec, roles: Mapping[str, ConvertedRole], notes: Notes) -> None:
     if WORKER not in roles and not is_lone_leader(roles):
         notes.refuse(
             _PATH,
@@ -91,7 +90,7 @@ def _refuse_unsupported_roles(spec: TFJobSpec, roles: Mapping[str, Role], notes:
         )
 
 
-def _note_single_roles(roles: Mapping[str, Role], notes: Notes) -> None:
+def _note_single_roles(roles: Mapping[str, ConvertedRole], notes: Notes) -> None:
     for name in (CHIEF, MASTER, EVALUATOR):
         if name in roles and roles[name].replicas > 1:
             notes.add(
@@ -107,7 +106,7 @@ def _note_single_roles(roles: Mapping[str, Role], notes: Notes) -> None:
         )
 
 
-def _require_commands(roles: Mapping[str, Role], notes: Notes) -> None:
+def _require_commands(roles: Mapping[str, ConvertedRole], notes: Notes) -> None:
     for role in roles.values():
         if not role.program[0]:
             refuse_entrypoint(role, f"{role.path}.template.spec.containers[{_TRAINER}].command", notes)
@@ -132,17 +131,17 @@ def _note_other_fields(spec: TFJobSpec, notes: Notes) -> None:
             notes.add(f"spec.{key}", value, "left out: dtj knows no such field of a TFJob")
 
 
-TF_JOB = Kind(
+TF_JOB = KindRules(
     strategy=PARAMETER_SERVER,
     field="tfReplicaSpecs",
     form=TFJobSpec,
     convert=parameter_server_spec,
-    # https://github.com/kubeflow/training-operator v0.5.3 and v1.8.1, pkg/apis.
+    # Defaults from https://github.com/kubeflow/training-operator v0.5.3 and v1.8.1, pkg/apis.
     versions={
-        "v1alpha2": Defaults("Running"),
-        "v1beta1": Defaults("Running"),
-        "v1beta2": Defaults("Running"),
-        "v1": Defaults("None"),
+        "v1alpha2": VersionDefaults("Running"),
+        "v1beta1": VersionDefaults("Running"),
+        "v1beta2": VersionDefaults("Running"),
+        "v1": VersionDefaults("None"),
     },
     newest="v1",
 )

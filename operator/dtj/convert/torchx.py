@@ -12,13 +12,12 @@ from typing import Any
 
 from dtj.api.job import Manifest
 from dtj.api.torch_distributed import TORCH_DISTRIBUTED
-from dtj.convert.form import Form, Template, WorkerSpec
-from dtj.convert.kind import Kind, Source
+from dtj.convert.form import KubeflowObject, Template, WorkerSpec
+from dtj.convert.kind import KindRules, OriginalJob
 from dtj.convert.notes import Notes
 from dtj.convert.replicas import read_role
-from dtj.convert.run_policy import Defaults
-from dtj.convert.torch import Asked, torch_spec
-from dtj.convert.torchrun import Torchrun, read_torchrun
+from dtj.convert.run_policy import VersionDefaults
+from dtj.convert.torch import Asked, Torchrun, read_torchrun, torch_spec
 
 _LABELS = "torchx.pytorch.org/"
 _OF_ONE_NODE = (f"{_LABELS}replica-id", "app.kubernetes.io/managed-by")
@@ -30,7 +29,7 @@ _SHM = "dshm"
 """The volume for /dev/shm, which every pod of dtj has."""
 
 
-class _Task(Form):
+class _Task(KubeflowObject):
     name: str
     replicas: int = 1
     min_available: int | None = None
@@ -38,7 +37,7 @@ class _Task(Form):
     template: Template
 
 
-class _VolcanoJob(Form):
+class _VolcanoJob(KubeflowObject):
     tasks: tuple[_Task, ...] = ()
     queue: str | None = None
     max_retry: int = 3
@@ -96,7 +95,7 @@ def _torchrun(task: _Task) -> Torchrun | None:
 
 
 def _for_dtj(task: _Task, torchrun: Torchrun) -> Manifest:
-    """Return the pod template of a task without what differs by node, and without what torchx adds for Volcano."""
+    """Return the pod template of a task without fields that differ by node, or that torchx adds for Volcano."""
     template = task.template.model_dump(by_alias=True, exclude_unset=True)
     for label in _OF_ONE_NODE:
         template["metadata"]["labels"].pop(label, None)
@@ -156,19 +155,21 @@ def _worker_spec(spec: _VolcanoJob, template: Manifest, torchrun: Torchrun, note
     }
 
 
-def torchx_spec(_: Source, spec: WorkerSpec, policy: Manifest, notes: Notes) -> tuple[Manifest, Manifest]:
+def torchx_spec(
+    _: OriginalJob, spec: WorkerSpec, policy: Manifest, notes: Notes
+) -> tuple[Manifest, Manifest]:
     """Return spec and run policy of the job. If the job can't be converted, the notes have the reasons."""
     role = read_role("worker", spec.path, spec.worker, None, notes)
     dtj_spec = torch_spec(role, Asked(spec.procs, spec.procs_path), notes)
     return dtj_spec, {**policy, "schedulingPolicy": dict(spec.scheduling)}
 
 
-TORCHX_JOB = Kind(
+TORCHX_JOB = KindRules(
     strategy=TORCH_DISTRIBUTED,
     field="tasks",
     form=WorkerSpec,
     convert=torchx_spec,
-    versions={"v1alpha1": Defaults("Running")},
+    versions={"v1alpha1": VersionDefaults("Running")},
     newest="v1alpha1",
     group="batch.volcano.sh",
     origin="torchx",

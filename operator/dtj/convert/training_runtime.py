@@ -8,65 +8,65 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from dtj.api.job import Manifest
-from dtj.convert.form import Form, Metadata, Template, without_nulls
+from dtj.convert.form import KubeflowObject, ObjectMeta, Template, without_nulls
 from dtj.convert.notes import Notes
 
 GROUP = "trainer.kubeflow.org"
 SHIPPED = "torch-distributed"
-"""The runtime for torch that Trainer brings along: one node, and a container without fields but the image."""
+"""The runtime for torch that Kubeflow Trainer installs: one node, and a container with only an image."""
 NODE = "node"
 """The name of the container that trains."""
 _STEP = f"{GROUP}/trainjob-ancestor-step"
 _KINDS = ("ClusterTrainingRuntime", "TrainingRuntime")
-# The key by which Kubernetes merges entries of a list; without a key, a patch replaces the list.
+# The keys by which Kubernetes merges the entries of a list. A patch replaces a list without a key.
 _KEYS = {
     **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets"), "name"),
     "volumeMounts": "mountPath",
 }
 
 
-class RuntimeRef(Form):
+class RuntimeRef(KubeflowObject):
     """Which runtime a TrainJob has."""
 
     name: str
     kind: str = _KINDS[0]
 
 
-class _MLPolicy(Form):
+class _MLPolicy(KubeflowObject):
     num_nodes: Annotated[int, Field(ge=1, le=10000)] = 1
     torch: dict[str, Any] | None = None
 
 
-class _JobSpec(Form):
+class _JobSpec(KubeflowObject):
     template: Template
     backoff_limit: int | None = None
 
 
-class _JobTemplate(Form):
-    metadata: Metadata = Metadata()
+class _JobTemplate(KubeflowObject):
+    metadata: ObjectMeta = ObjectMeta()
     spec: _JobSpec
 
 
-class _ReplicatedJob(Form):
+class _ReplicatedJob(KubeflowObject):
     name: str
     template: _JobTemplate
 
 
-class _FailurePolicy(Form):
+class _FailurePolicy(KubeflowObject):
     max_restarts: int = 0
 
 
-class _JobSetSpec(Form):
+class _JobSetSpec(KubeflowObject):
     replicated_jobs: tuple[_ReplicatedJob, ...] = ()
     failure_policy: _FailurePolicy | None = None
 
 
-class _JobSet(Form):
-    metadata: Metadata = Metadata()
+class _JobSet(KubeflowObject):
+    metadata: ObjectMeta = ObjectMeta()
     spec: _JobSetSpec
 
 
-class Runtime(Form):
+class Runtime(KubeflowObject):
     """The spec of a TrainingRuntime or ClusterTrainingRuntime."""
 
     ml_policy: _MLPolicy = _MLPolicy()

@@ -11,28 +11,28 @@ from pydantic import Field
 from dtj.api.job import Manifest
 from dtj.api.quantities import amount
 from dtj.api.torch_distributed import TORCH_DISTRIBUTED
-from dtj.convert.form import Form, Resources, Variable, WorkerSpec
-from dtj.convert.kind import Kind, Source
+from dtj.convert.form import ContainerResources, KubeflowObject, Variable, WorkerSpec
+from dtj.convert.kind import KindRules, OriginalJob
 from dtj.convert.notes import Notes
 from dtj.convert.replicas import read_role
-from dtj.convert.run_policy import Defaults
+from dtj.convert.run_policy import VersionDefaults
 from dtj.convert.torch import Asked, torch_spec
 from dtj.convert.training_runtime import GROUP, NODE, Runtime, RuntimeRef, find_runtime
 
 _TORCHTUNE = ("tune", "run")
 
 
-class _Trainer(Form):
+class _Trainer(KubeflowObject):
     image: str | None = None
     command: list[str] | None = None
     args: list[str] | None = None
     env: tuple[Variable, ...] = ()
     num_nodes: Annotated[int, Field(ge=1, le=10000)] | None = None
     num_proc_per_node: int | str | None = None
-    resources_per_node: Resources | None = None
+    resources_per_node: ContainerResources | None = None
 
 
-class _TrainJob(Form):
+class _TrainJob(KubeflowObject):
     runtime_ref: RuntimeRef
     trainer: _Trainer | None = None
     initializer: dict[str, Any] | None = None
@@ -115,7 +115,9 @@ def _worker_spec(spec: _TrainJob, trainer: _Trainer, runtime: Runtime, notes: No
         notes.refuse(
             "spec.trainer.image", None, "required: the input does not have the runtime with the image"
         )
-    procs, procs_path = _ranks_in_node(trainer, runtime, Resources.model_validate(own.get("resources", {})))
+    procs, procs_path = _ranks_in_node(
+        trainer, runtime, ContainerResources.model_validate(own.get("resources", {}))
+    )
     policy = {
         "suspend": spec.suspend,
         "activeDeadlineSeconds": spec.active_deadline_seconds,
@@ -133,7 +135,7 @@ def _worker_spec(spec: _TrainJob, trainer: _Trainer, runtime: Runtime, notes: No
     }
 
 
-def _ranks_in_node(trainer: _Trainer, runtime: Runtime, resources: Resources) -> tuple[str, str]:
+def _ranks_in_node(trainer: _Trainer, runtime: Runtime, resources: ContainerResources) -> tuple[str, str]:
     """Return the ranks in each node as Trainer counts them, and the field that says so.
 
     Source: kubeflow/trainer v2.3.0, pkg/runtime/framework/plugins/torch.
@@ -146,11 +148,11 @@ def _ranks_in_node(trainer: _Trainer, runtime: Runtime, resources: Resources) ->
     cpus = resources.requests.get("cpu") or resources.limits.get("cpu") or 0
     try:
         return str(max(1, math.ceil(amount(cpus)))), field
-    except ValueError:  # The rules of the converted job refuse the quantity.
+    except ValueError:  # The quantity is invalid. The check of the converted job reports it.
         return "1", field
 
 
-def _gpus(resources: Resources) -> bool:
+def _gpus(resources: ContainerResources) -> bool:
     given: Mapping[str, Any] = {**resources.requests, **resources.limits}
     return any("gpu" in name.lower() for name in given)
 
@@ -187,7 +189,7 @@ def _gang(runtime: Runtime, ref: RuntimeRef, notes: Notes) -> Manifest:
 
 
 def torch_worker_spec(
-    source: Source, spec: WorkerSpec, policy: Manifest, notes: Notes
+    source: OriginalJob, spec: WorkerSpec, policy: Manifest, notes: Notes
 ) -> tuple[Manifest, Manifest]:
     """Return spec and run policy of the job. If the job can't be converted, the notes have the reasons."""
     role = read_role("worker", spec.path, spec.worker, NODE, notes, source.command)
@@ -207,13 +209,13 @@ def torch_worker_spec(
     return dtj_spec, policy | ({"schedulingPolicy": dict(spec.scheduling)} if spec.scheduling else {})
 
 
-TRAIN_JOB = Kind(
+TRAIN_JOB = KindRules(
     strategy=TORCH_DISTRIBUTED,
     field="runtimeRef",
     form=WorkerSpec,
     convert=torch_worker_spec,
-    # A JobSet deletes what still runs when it fails.
-    versions={"v1alpha1": Defaults("Running")},
+    # cleanPodPolicy is Running, because a JobSet deletes the running pods when it ends.
+    versions={"v1alpha1": VersionDefaults("Running")},
     newest="v1alpha1",
     group=GROUP,
     prepare=with_runtime,

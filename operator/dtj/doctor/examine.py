@@ -1,28 +1,159 @@
-"""Check a cluster: the installation of dtj, and whether a given job could run."""
+"""Checks a cluster: reads the data for the checks, runs the test pods, and returns the results of all checks.
+
+`dtj doctor` calls `examine`. Only this module of the package sends requests; the other modules evaluate the answers.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TypeVar
 
 from dtj.api.errors import DtjError
+from dtj.api.identity import API_VERSION
 from dtj.api.job import Job, Manifest
 from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_PLURAL
 from dtj.client.failures import explanation
 from dtj.cluster.inspect import Inspector
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import connect
+from dtj.doctor import probe
 from dtj.doctor.capacity import node_checks, quota_checks
-from dtj.doctor.check import Check, Verdict, failed, ok, warning
-from dtj.doctor.credentials import secret_checks
-from dtj.doctor.gather import look_at_cluster, look_for_job, run_pod
-from dtj.doctor.installation import installation_checks, python_checks
-from dtj.doctor.left_code import left_code_checks
-from dtj.doctor.probe import pod_checks, probe_pod
-from dtj.doctor.record import NAME, record_check, record_image, record_probe
-from dtj.doctor.webhook import webhook_checks
+from dtj.doctor.findings import (
+    CREATE_JOBS,
+    PERMISSIONS,
+    Check,
+    ClusterFindings,
+    JobFindings,
+    SecretKeys,
+    Taken,
+    Unread,
+    Verdict,
+    failed,
+    ok,
+    warning,
+)
+from dtj.doctor.installation import (
+    faulty_job,
+    installation_checks,
+    left_code_checks,
+    left_over,
+    python_checks,
+    webhook_checks,
+)
+from dtj.doctor.probe import (
+    RECORD_CHECK,
+    pod_checks,
+    probe_pod,
+    record_check,
+    record_image,
+    record_probe,
+    secret_checks,
+)
 from dtj.plan.job import plan_job
 from dtj_trainer.contract.distribution import former
+
+_POLL_SECONDS = 0.5
+Value = TypeVar("Value")
+
+
+async def look_at_cluster(api: Inspector, namespace: str) -> ClusterFindings:
+    """Read the installation of dtj. Raises ApiError when the API server does not answer."""
+    version = await api.version()
+    served, crd, operators = await asyncio.gather(
+        api.serves(API_VERSION), _read(api.crd()), _read(api.operators())
+    )
+    allowed = await asyncio.gather(*(api.allows(namespace, p.verb, p.resource, p.group) for p in PERMISSIONS))
+    may_create = dict(zip(PERMISSIONS, allowed, strict=True))[CREATE_JOBS]
+    return ClusterFindings(
+        server=api.host,
+        version=version,
+        namespace=namespace,
+        served=served,
+        crd=crd,
+        operators=operators,
+        allowed=dict(zip(PERMISSIONS, allowed, strict=True)),
+        faulty_job=await _judged(api, faulty_job(namespace)) if served and may_create else None,
+        left_code=await _read(_left_code(api, namespace)) if served else (),
+    )
+
+
+async def look_for_job(api: Inspector, job: Job) -> JobFindings:
+    """Read the data on which the job depends: nodes, pods, quotas and the Secret."""
+    nodes, pods, quotas, secret = await asyncio.gather(
+        _read(api.nodes()),
+        _read(api.scheduled_pods()),
+        _read(api.quotas(job.namespace)),
+        _read(_secret(api, job)),
+    )
+    return JobFindings(nodes=nodes, pods=pods, quotas=quotas, secret=secret)
+
+
+async def run_pod(api: Inspector, pod: Manifest) -> Manifest:
+    """Run a pod until it ends or until it is stuck for STUCK_SECONDS, but no longer than SECONDS.
+
+    Return the last state of the pod. The pod is always deleted. Raises ApiError.
+    """
+    now = asyncio.get_running_loop().time
+    try:
+        current = await api.create(pod)
+        created = not_stuck = now()
+        while not (
+            probe.ended(current)
+            or now() - created >= probe.SECONDS
+            or now() - not_stuck >= probe.STUCK_SECONDS
+        ):
+            await asyncio.sleep(_POLL_SECONDS)
+            current = await api.get(pod) or current
+            if not probe.stuck(current):
+                not_stuck = now()
+        return current
+    finally:
+        await api.remove_pod(pod)
+
+
+async def _judged(api: Inspector, manifest: Manifest) -> Taken | str:
+    try:
+        await api.would_create(manifest)
+    except ApiError as error:
+        if error.status == 0:
+            raise
+        return error.message or error.reason
+    return Taken()
+
+
+async def _left_code(api: Inspector, namespace: str) -> list[str]:
+    config_maps = await api.config_maps_with_code(namespace)
+    if all(each["metadata"].get("ownerReferences") for each in config_maps):
+        return []
+    jobs, _ = await api.list_jobs(namespace)
+    return left_over(config_maps, jobs, datetime.now(UTC))
+
+
+async def _secret(api: Inspector, job: Job) -> SecretKeys | None:
+    artifacts = job.spec.artifacts
+    if artifacts is None or artifacts.secret_name is None:
+        return None
+    try:
+        data = await api.secret(job.namespace, artifacts.secret_name)
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise
+    padded = frozenset(key for key, value in data.items() if value != value.strip())
+    return SecretKeys(frozenset(data), padded)
+
+
+async def _read(request: Awaitable[Value]) -> Value | Unread:
+    """Return the answer, or Unread with the reason if the user has no permission. Raises ApiError otherwise."""
+    try:
+        return await request
+    except ApiError as error:
+        if error.status == 0:
+            raise
+        return Unread(error.message or error.reason)
 
 
 async def examine(
@@ -102,4 +233,4 @@ async def _record(api: Inspector, job: Job, image: str | None) -> list[Check]:
     try:
         return [record_check(await run_pod(api, record_probe(job, image)))]
     except ApiError as error:
-        return [warning(NAME, f"{image} is not checked: the test pod is refused: {error.message}")]
+        return [warning(RECORD_CHECK, f"{image} is not checked: the test pod is refused: {error.message}")]

@@ -1,9 +1,10 @@
-"""The data that the checks judge. The checks make no requests."""
+"""The data that the checks evaluate, and the result of a check. `examine` reads the data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from dtj.api.identity import GROUP, PLURAL
 from dtj.api.job import Manifest
@@ -71,7 +72,7 @@ class ClusterFindings:
     allowed: Mapping[Permission, bool]
     """The permissions of the user in the namespace."""
     faulty_job: Taken | str | None = None
-    """How the API server answers a job with a fault: its words, if it refuses the job; None: it was not asked."""
+    """The answer of the API server to a job with a fault: its message if it refuses the job; None: not tested."""
     left_code: Sequence[str] | Unread = ()
     """ConfigMaps of the namespace with code that no job uses."""
 
@@ -95,3 +96,36 @@ class JobFindings:
     quotas: Sequence[Manifest] | Unread
     secret: SecretKeys | Unread | None
     """The Secret that the job names; None if the Secret does not exist."""
+
+
+class Verdict(StrEnum):
+    """The verdict of a check."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check: a message, and a remedy if there is one."""
+
+    name: str
+    verdict: Verdict
+    message: str
+    remedy: str | None = None
+
+
+def ok(name: str, message: str) -> Check:
+    """Return the result of a check that found no fault."""
+    return Check(name, Verdict.OK, message)
+
+
+def warning(name: str, message: str, remedy: str | None = None) -> Check:
+    """Return the result of a check that found a risk, or that was not possible."""
+    return Check(name, Verdict.WARNING, message, remedy)
+
+
+def failed(name: str, message: str, remedy: str | None = None) -> Check:
+    """Return the result of a check that found why a job cannot run."""
+    return Check(name, Verdict.FAILED, message, remedy)

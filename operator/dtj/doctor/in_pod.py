@@ -23,7 +23,8 @@ _IMPOSSIBLE = {"If-None-Match": "*", "If-Match": f'"{"0" * 32}"'}
 """Conditions that a put over the doctor's own object does not fulfil. No object has this ETag."""
 _CHANGED = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
 _REFUSED = {"InvalidArgument", "InvalidRequest", "NotImplemented"}
-"""Codes of stores that honour a condition, and those with status 400 of stores that do not. As in dtj_trainer."""
+"""Error codes of stores that honour a condition (_CHANGED), and of stores that do not, with status 400 (_REFUSED).
+dtj_trainer has the same codes."""
 
 
 class _Trainer:
@@ -106,7 +107,8 @@ class _Boto:
 
 def _split(uri: str) -> tuple[str, str]:
     words = uri.removeprefix("s3://").split("/")
-    of_bucket = 2 if words[0].startswith("arn:") else 1  # the ARN of an access point contains a slash
+    # The bucket may be the ARN of an access point, with a slash.
+    of_bucket = 2 if words[0].startswith("arn:") else 1
     bucket, prefix = "/".join(words[:of_bucket]), "/".join(words[of_bucket:]).strip("/")
     return bucket, prefix + "/" if prefix else ""
 

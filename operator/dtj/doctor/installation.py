@@ -1,16 +1,22 @@
-"""Check the version of the cluster, the installation of dtj, and the permissions of the user."""
+"""Check the version of the cluster, the installation of dtj with its webhook, and the permissions of the user. Pure.
+
+Also finds ConfigMaps with code that no job uses: `dtj submit` ended between the ConfigMap and the job.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 from dtj.api.crd import custom_resource_definition
-from dtj.api.identity import VERSION
+from dtj.api.identity import API_VERSION, KIND, VERSION
 from dtj.api.job import Manifest
-from dtj.doctor.check import Check, failed, ok, warning
-from dtj.doctor.findings import ClusterFindings, Permission, Unread
+from dtj.api.spec import config_maps_of_code
+from dtj.doctor.findings import Check, ClusterFindings, Permission, Taken, Unread, failed, ok, warning
+from dtj.status.times import seconds_since
+from dtj_trainer.contract import ENV_JOB
 from dtj_trainer.contract.distribution import FORMER_NAME, NAME, install_line, version
 
 CEL_MINOR = 25
@@ -64,7 +70,7 @@ def _crd(findings: ClusterFindings) -> Check:
         return warning(
             name,
             f"{VERSION} is served; the CRD can't be read, so its schema is not compared",
-            "ask for the right `get crd`",
+            "ask the administrator of the cluster for the permission to get this CRD",
         )
     versions = {version["name"]: version for version in findings.crd["spec"]["versions"]}
     own_schema = custom_resource_definition()["spec"]["versions"][0]["schema"]
@@ -76,7 +82,7 @@ def _crd(findings: ClusterFindings) -> Check:
         return failed(
             name,
             f"the cluster's schema is not that of dtj {version()}: {', '.join(differing[:_SHOWN])}{more}",
-            f"{_APPLY_CRD}; or use the version of dtj that the cluster has",
+            f"{_APPLY_CRD}; or use the version of dtj that is installed in the cluster",
         )
     return ok(name, f"{VERSION} is served, with the schema of dtj {version()}")
 
@@ -85,7 +91,7 @@ def _differences(ours: Any, theirs: Any, path: str, ignored: set[str]) -> Iterat
     """Return the fields in which two schemas differ."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in ours.keys() | theirs.keys():
-            # The name of a field may equal a keyword of the schema.
+            # Ignore keywords only, not fields: below `properties`, the name of a field may equal a keyword.
             if key in ignored and not path.endswith("properties"):
                 continue
             below = f"{path}.{key}"
@@ -191,3 +197,95 @@ def _permissions(findings: ClusterFindings) -> Iterator[Check]:
 
 def _listed(permissions: list[Permission]) -> str:
     return ", ".join(map(str, permissions))
+
+
+_WEBHOOK = "webhook"
+_REFUSED = f"spec.env[0].name: {ENV_JOB}"
+
+
+def faulty_job(namespace: str) -> Manifest:
+    """Return a job with a fault that the CRD does not refuse, and the webhook does."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"generateName": "dtj-doctor-", "namespace": namespace},
+        "spec": {
+            "strategy": "Horovod",
+            "image": "none",
+            "command": ["none"],
+            "env": [{"name": ENV_JOB, "value": "none"}],
+            "replicaSpecs": {"worker": {"replicas": 1}},
+        },
+    }
+
+
+def webhook_checks(findings: ClusterFindings) -> list[Check]:
+    """Judge the answer to the faulty job. There is no check without a webhook, or if the user may create no jobs."""
+    said = findings.faulty_job
+    if said is None:
+        return []
+    if not isinstance(said, Taken) and _REFUSED in said:
+        return [ok(_WEBHOOK, "the API server calls the webhook: a faulty job is refused")]
+    port = _port(findings)
+    if port is None:
+        return []
+    remedy = (
+        f"let the API server reach port {port} of the operator's pods: docs/webhook.md lists usual obstacles"
+    )
+    if isinstance(said, Taken):
+        return [
+            failed(_WEBHOOK, "the API server does not reach the webhook, and accepts faulty jobs", remedy)
+        ]
+    if "failed calling webhook" in said:
+        return [
+            failed(
+                _WEBHOOK, f"the API server does not reach the webhook, and refuses all jobs: {said}", remedy
+            )
+        ]
+    return [
+        warning(_WEBHOOK, f"it could not be tested: the faulty job was refused for another reason: {said}")
+    ]
+
+
+def _port(findings: ClusterFindings) -> str | None:
+    """Return the port of the operator's webhook; None if it has none, or if its Deployment can't be read."""
+    for deployment in operators_of(findings):
+        if found := re.search(r"--webhook-port[= ](\d+)", " ".join(operator_words(deployment))):
+            return found[1]
+    return None
+
+
+_YOUNG_SECONDS = 300.0
+"""Seconds. A younger ConfigMap may belong to a `dtj submit` that has not created its job yet."""
+_MOST_NAMES = 10
+
+
+def left_code_checks(findings: ClusterFindings) -> list[Check]:
+    """Return a warning that names what is left; none if nothing is left, or if the user may not list ConfigMaps."""
+    if isinstance(findings.left_code, Unread) or not findings.left_code:
+        return []
+    count, shown = len(findings.left_code), findings.left_code[:_MOST_NAMES]
+    more = f" and {count - _MOST_NAMES} more" if count > _MOST_NAMES else ""
+    what = "1 ConfigMap has" if count == 1 else f"{count} ConfigMaps have"
+    return [
+        warning(
+            "code",
+            f"{what} code of no job: {', '.join(shown)}{more}",
+            f"kubectl -n {findings.namespace} delete configmap {' '.join(shown)}",
+        )
+    ]
+
+
+def left_over(config_maps: Iterable[Manifest], jobs: Iterable[Manifest], now: datetime) -> list[str]:
+    """Return the names of ConfigMaps without an owner that no job uses.
+
+    config_maps: those with LABEL_CODE. Kubernetes deletes the ones with an owner.
+    """
+    used = {name for job in jobs for name in config_maps_of_code(job)}
+    return sorted(
+        metadata["name"]
+        for metadata in (each["metadata"] for each in config_maps)
+        if not metadata.get("ownerReferences")
+        and metadata["name"] not in used
+        and seconds_since(metadata["creationTimestamp"], now) > _YOUNG_SECONDS
+    )

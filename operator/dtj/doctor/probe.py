@@ -1,7 +1,11 @@
-"""The pod that tests DNS and S3 inside the cluster, and its results. Pure: `gather` runs the pod."""
+"""The test pods and their results: DNS and S3 from the image of a job, and the image of record pods. Pure.
+
+`examine` runs the pods. `in_pod` is their program. Also checks the Secret with the credentials for the bucket.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import secrets
 from pathlib import Path
@@ -9,9 +13,13 @@ from typing import Any
 
 from dtj.api.identity import LABEL_MANAGED_BY
 from dtj.api.job import Job, Manifest
-from dtj.doctor.check import Check, Verdict, failed, ok, warning
+from dtj.doctor.findings import Check, ClusterFindings, JobFindings, Unread, Verdict, failed, ok, warning
+from dtj.doctor.installation import operator_words, operators_of
 from dtj.plan.model import Plan
 from dtj.plan.pods import trainer_container
+from dtj.plan.record import record_template
+from dtj.plan.template_fields import metadata_of_templates
+from dtj.plan.tensorboard import DEFAULT_IMAGE
 
 SECONDS = 120
 """Time limit for the pod in seconds. The pull of the image counts."""
@@ -44,7 +52,7 @@ _REMEDIES = {
 
 def probe_pod(job: Job, plan: Plan) -> Manifest:
     """Return a small, short-lived pod with the image, user, service account and Secret of the job's first pod."""
-    first_pod = plan.pod(plan.replicas[0])
+    first_pod = plan.pod(plan.shape.replicas[0])
     trainer = trainer_container(first_pod)
     name = f"dtj-doctor-{secrets.token_hex(3)}"
     data = job.spec.data.uri if job.spec.data else ""
@@ -103,7 +111,7 @@ def pod_checks(pod: Manifest) -> list[Check]:
             failed(
                 "image",
                 f"{image} can't be pulled: {message or reason}",
-                "push the image to a registry of the nodes, or name an imagePullSecret in the template",
+                "push the image to a registry that the nodes reach, or name an imagePullSecret in the template",
             )
         ]
     state = state_of(pod)
@@ -160,3 +168,114 @@ def waiting(pod: Manifest) -> tuple[str, str]:
         if reason in ("ContainerCreating", "PodInitializing")
         else (reason, waiting.get("message") or "")
     )
+
+
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+_REGION = "AWS_REGION"
+
+
+def secret_checks(job: Job, findings: JobFindings) -> list[Check]:
+    """Check that the Secret exists and has the keys that pods need. A job without artifacts needs no check."""
+    artifacts = job.spec.artifacts
+    if artifacts is None:
+        return []
+    name = artifacts.secret_name
+    if name is None:
+        return [ok("Secret", "the job names no Secret: its pods use their service account for S3")]
+    if isinstance(findings.secret, Unread):
+        return [warning("Secret", f"{name} can't be read: {findings.secret.reason}")]
+    create = f"kubectl -n {job.namespace} create secret generic {name}" + "".join(
+        f" --from-literal={key}=…" for key in _KEYS
+    )
+    if findings.secret is None:
+        return [failed("Secret", f"there is no Secret {name} in namespace {job.namespace}", create)]
+    missing = [key for key in _KEYS if key not in findings.secret.keys]
+    if missing:
+        return [failed("Secret", f"{name} lacks {' and '.join(missing)}", f"delete {name} and `{create}`")]
+    padded = [key for key in _KEYS if key in findings.secret.padded]
+    if padded:
+        return [
+            failed(
+                "Secret",
+                f"{name}: {' and '.join(padded)} begins or ends with white space, which `echo` may have added",
+                f"delete {name} and `{create}`",
+            )
+        ]
+    set_elsewhere = {variable.name for variable in job.spec.env}
+    if not artifacts.endpoint and _REGION not in findings.secret.keys | set_elsewhere:
+        return [
+            warning("Secret", f"{name} has no {_REGION}", f"add {_REGION}, unless the bucket is in us-east-1")
+        ]
+    return [ok("Secret", f"{name} has {' and '.join(_KEYS)}")]
+
+
+RECORD_CHECK = "record image"
+_NO_RECORDS = "none"
+_UNRECORDED = "so the ends of jobs are not recorded in the bucket"
+_RECORD_PROGRAM = "import boto3, dtj_trainer.record_pod"
+_RECORD_REMEDY = (
+    "push the image to a registry that the nodes reach, and set `tensorboard.image` of the operator's chart, or "
+    "`--record-image` in extraArgs, to it; a private registry needs imagePullSecrets in the template of a role"
+)
+
+
+def record_image(findings: ClusterFindings) -> str | None:
+    """Return the image of the record pods of the namespace.
+
+    Returns None if the operator makes no record pods, or if its Deployment can't be read or is not the only one.
+    """
+    operators = operators_of(findings)
+    if len(operators) != 1:
+        return None
+    flags = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    flags.add_argument("--tensorboard-image", default=DEFAULT_IMAGE)
+    flags.add_argument("--record-image")
+    try:
+        known, _ = flags.parse_known_args(operator_words(operators[0]))
+    except argparse.ArgumentError:
+        return None
+    image: str = known.record_image or known.tensorboard_image
+    return None if image == _NO_RECORDS else image
+
+
+def record_probe(job: Job, image: str) -> Manifest:
+    """Return a pod like the record pod of a job that keeps artifacts. It loads the program, and writes nothing."""
+    pod = record_template(job, image, {})
+    (container,) = pod["spec"]["containers"]
+    probe = {**container, "command": ["python", "-c", _RECORD_PROGRAM]}
+    taken = metadata_of_templates(job)
+    return {
+        **pod,
+        "metadata": {
+            **taken,
+            "name": f"dtj-doctor-record-{secrets.token_hex(3)}",
+            "namespace": job.namespace,
+            "labels": {**taken.get("labels", {}), LABEL_MANAGED_BY: "dtj-doctor"},
+        },
+        "spec": {
+            **pod["spec"],
+            "activeDeadlineSeconds": SECONDS,
+            "terminationGracePeriodSeconds": 0,
+            "containers": [probe],
+        },
+    }
+
+
+def record_check(pod: Manifest) -> Check:
+    """Return the check from the last state of the pod, which may still run.
+
+    A fault is a warning: a job trains without a record, too.
+    """
+    image = pod["spec"]["containers"][0]["image"]
+    reason, message = waiting(pod)
+    if reason in PULL_REASONS:
+        return warning(
+            RECORD_CHECK, f"{image} can't be pulled, {_UNRECORDED}: {message or reason}", _RECORD_REMEDY
+        )
+    end = state_of(pod).get("terminated") or {}
+    if end.get("exitCode") == 0:
+        return ok(RECORD_CHECK, f"{image} runs in record pods")
+    if why := message or reason or end.get("message") or end.get("reason"):
+        last = " ".join(str(why).strip().splitlines()[-1:])
+        return warning(RECORD_CHECK, f"{image} can't record, {_UNRECORDED}: {last}", _RECORD_REMEDY)
+    return warning(RECORD_CHECK, f"{image} has not run within {SECONDS} s, and is not checked", "try again")

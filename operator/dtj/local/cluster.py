@@ -36,8 +36,8 @@ class LocalCluster:
     ) -> None:
         """Store the job on disk.
 
-        adopted: what is left of pods. environment: variables of this machine for all processes. on_event: called with
-        each Event object.
+        adopted: processes that outlive their pods. environment: variables of this machine for all processes.
+        on_event: called with each Event object.
         """
         self.changed: Changed = lambda _: None
         """Called with the key of the job after each change."""
@@ -99,10 +99,10 @@ class LocalCluster:
         """Watch the pods until cancelled, as a kubelet does."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            # Use a thread: to kill the remaining processes of a pod may block for a moment.
+            # Check in a thread: to kill the remaining processes of a pod may block for a moment.
             changed = await asyncio.to_thread(_changed, list(self._pods.values()))
             if not self.alive:
-                # Do not use a thread: meanwhile the operator might create a pod.
+                # Kill in the event loop, not in a thread: the operator could otherwise create a pod at the same time.
                 self._adopted.kill()
             for pod in changed:
                 self._forget_if_gone(pod)
@@ -150,7 +150,7 @@ class LocalCluster:
         return manifest
 
     async def delete(self, manifest: Manifest, uid: str) -> None:
-        raise NotImplementedError  # a local plan has no object that the operator deletes this way
+        raise NotImplementedError  # The plan for this machine has no object that the operator deletes by this method.
 
     async def update_deployment(self, manifest: Manifest) -> Manifest:
         return manifest
@@ -226,9 +226,8 @@ class LocalCluster:
         try:
             yield
         except OSError as error:
-            self.fault = (
-                error  # do not raise: the operator would retry, but `dtj run` must end with this error
-            )
+            # Do not raise the error: the operator would retry, but `dtj run` must end with this error.
+            self.fault = error
 
     def _write_config(self, manifest: Manifest) -> None:
         folder = self._run.folder / "config"

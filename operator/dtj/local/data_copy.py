@@ -20,9 +20,9 @@ class Copied:
     """What a copy did. `others`: keys below the URI that neither this folder nor a copied one has."""
 
     sent: int
-    """Bytes."""
+    """The bytes that were uploaded."""
     removed: int
-    """Objects of folders that were copied before."""
+    """The number of deleted objects, which an earlier copy had brought."""
     others: Sequence[str]
 
 
@@ -48,7 +48,7 @@ def copy_folder(
         gone = [key for key in stored if key in brought and key not in local]
         others = [key for key in stored if key not in brought and key not in local]
         changed = {k: p for k, p in local.items() if not _is_same(p, stored.get(k), brought.get(k))}
-        # Written before the first upload, so that an interrupted copy is removed as well.
+        # Write the record before the first upload: a later copy then also removes the objects of an interrupted copy.
         record.write(brought | dict.fromkeys(changed, None))
         target.delete(gone)
         total, sent = sum(path.stat().st_size for path in changed.values()), 0
@@ -65,7 +65,7 @@ def copy_folder(
 
 
 _Brought = dict[str, dict[str, Any] | None]
-"""Facts of each file that a copy brought, and the ETag of its object; None if the copy was interrupted."""
+"""By key: size and time of the file that was copied, and the ETag of its object; None if the copy was interrupted."""
 
 
 class _Record:
@@ -93,7 +93,8 @@ def _facts(path: Path) -> dict[str, Any]:
 def _is_same(path: Path, stored: StoredObject | None, brought: Mapping[str, Any] | None) -> bool:
     """Return whether an object has the content of a file.
 
-    A copy recorded the time of the file. Otherwise the ETag decides, which is the MD5 of an object put in one part.
+    The record of the last copy decides if the file's size and time are unchanged. Otherwise the ETag is compared,
+    which is the MD5 sum of an object that was uploaded in one part.
     """
     if stored is None or stored.size != path.stat().st_size:
         return False

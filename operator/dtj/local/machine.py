@@ -14,8 +14,8 @@ from pathlib import Path
 
 from dtj.api.errors import Unusable
 from dtj.api.job import Job
+from dtj.api.pod_template import limits_of
 from dtj.plan.model import Plan
-from dtj.plan.pods import trainer_container
 from dtj_trainer import contract
 from dtj_trainer.contract.distribution import install_line
 
@@ -38,14 +38,14 @@ def check_machine(job: Job) -> None:
         )
     if shutil.which("dtj-launch", path=_search_path()) is None:
         raise Unusable("dtj-launch is not installed in this Python environment", install_line("trainer"))
-    needed = job.spec.rules.executables
+    needed = job.rules.executables
     if needed and not any(shutil.which(program, path=_search_path()) for program in needed):
         *first, last = needed
         missing = f"neither {', '.join(first)} nor {last} is" if first else f"{last} is not"
         raise Unusable(
             f"{missing} installed, and strategy {job.spec.strategy} needs it to start the ranks", _HOROVOD
         )
-    for word in (*job.spec.own_command, *job.spec.args):
+    for word in (*job.own_command, *job.spec.args):
         for package in _FRAMEWORKS.get(word, ()):
             if importlib.util.find_spec(package) is None:
                 raise Unusable(
@@ -77,13 +77,10 @@ def share_gpus(job: Job, plan: Plan, devices: Sequence[str]) -> dict[str, list[s
     Each replica has its own devices. All ranks of Horovod see all devices of the job, because MPI counts the local
     ranks of the whole machine. Raises Unusable when the job asks for more devices than this machine has.
     """
+    resource = job.spec.accelerator.resource_name
     requested = {
-        pod["metadata"]["name"]: int(
-            (trainer_container(pod).get("resources") or {})
-            .get("limits", {})
-            .get(job.spec.accelerator.resource_name, 0)
-        )
-        for pod in plan.pods
+        name: int(limits_of(recipe.spec).get(resource, recipe.spec.gpus) or 0)
+        for name, recipe in plan.recipes.items()
     }
     total = sum(requested.values())
     if total > len(devices):
@@ -91,7 +88,7 @@ def share_gpus(job: Job, plan: Plan, devices: Sequence[str]) -> dict[str, list[s
             f"the job asks for {total} GPUs, this machine has {len(devices)} that dtj may use",
             "reduce replicas or gpus, widen CUDA_VISIBLE_DEVICES, or run the job on a cluster: dtj submit FILE",
         )
-    if job.spec.rules.shares_gpus:
+    if job.rules.shares_gpus:
         return {name: list(devices[:total]) for name, count in requested.items() if count}
     left = iter(devices)
     return {name: [next(left) for _ in range(count)] for name, count in requested.items() if count}

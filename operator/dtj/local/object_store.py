@@ -26,7 +26,7 @@ REGION = "us-east-1"
 OWN_BUCKET = "dtj-own"
 """The bucket of the readiness check and of `data_copy`. No job uses this bucket."""
 START_SECONDS = store_keeper.START_SECONDS + 30.0
-"""Longer than the keeper's own limit, so that a keeper that gives up can report the reason first."""
+"""Seconds to wait for the store. A keeper that gives up does so earlier, and can still report the reason."""
 _READABLE_SECONDS = 30.0
 
 
@@ -62,7 +62,8 @@ def open_store(home: Path, buckets: Sequence[str]) -> OpenStore:
     (folder / "data").mkdir(parents=True, exist_ok=True, mode=0o700)
     users = os.open(folder / "users.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # Take the lock first. A running keeper then stays. An ending keeper holds the lock until it has ended.
+        # Take the lock before anything else: a running keeper then continues. If the keeper is ending, this waits
+        # until it has ended.
         fcntl.flock(users, fcntl.LOCK_SH)
         os.set_inheritable(users, True)
         with (folder / "start.lock").open("w") as starting:
@@ -167,7 +168,8 @@ def _is_kept(folder: Path) -> bool:
 
 
 def _start_keeper(folder: Path, weed: str, pair: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    # Pass only these variables: a keeper with the mark of a run would be ended with that run.
+    # Pass only these variables. The variable that marks processes of a run must not mark the keeper: the keeper would
+    # be ended with the run.
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     with (folder / "weed.log").open("wb") as log:
         return subprocess.Popen(  # noqa: S603 - this package's own program

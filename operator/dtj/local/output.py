@@ -3,16 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from dtj.local.output_file import text_from
 from dtj.local.runs import Run
+from dtj_trainer.artifacts.segments import KEPT_ROTATED, ROTATE_BYTES
+
+# The output file of a replica, whose space on the disk is limited.
+#
+# The processes of the replica hold the file open and append to it, also after dtj was killed. A renamed file would
+# therefore stay their output. dtj releases the space of the oldest lines instead: the file then begins with a hole.
+
+MOST_BYTES = (1 + KEPT_ROTATED) * ROTATE_BYTES
+"""The limit of an output file in bytes. The logs of a pod on a cluster have the same limit."""
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_SKIP_BYTES = 64 * 1024
+"""The rest of a line that the hole has cut is skipped, unless the rest is longer than this."""
+
+
+def limit_space(file: Path) -> None:
+    """Release the space of the oldest lines of a large file. A file system without holes keeps all lines."""
+    with suppress(OSError):
+        disk = file.stat()
+        if disk.st_blocks * 512 > MOST_BYTES:
+            end = disk.st_size - (MOST_BYTES - ROTATE_BYTES)
+            with file.open("r+b") as opened:
+                # Release whole blocks only: the kernel overwrites a part of a block with zeros.
+                _punch(opened.fileno(), end - end % disk.st_blksize)
+
+
+def text_from(opened: BinaryIO, at: int) -> int:
+    """Return `at`, or the begin of the first whole line behind the hole if `at` is in the hole."""
+    try:
+        text = os.lseek(opened.fileno(), at, os.SEEK_DATA)
+    except OSError:  # The file has no data after `at`.
+        return at
+    if text == at:
+        return at
+    opened.seek(text)
+    return text + opened.read(_SKIP_BYTES).find(b"\n") + 1
+
+
+def _punch(descriptor: int, end: int) -> None:
+    fallocate = ctypes.CDLL(None).fallocate
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, end)
+
 
 _LOOK_SECONDS = 0.2
 _LONGEST_PIECE = 64 * 1024
 _MOST_PIECES = 128
-"""So many pieces of each replica are read between two pauses: 40 MB a second."""
+"""The number of pieces of a replica's output that are read between two pauses. This allows 40 MB a second."""
 
 
 class _Tail:
@@ -62,7 +107,7 @@ async def follow_outputs(run: Run, on_line: Callable[[str, str], None]) -> None:
             for _ in range(_MOST_PIECES):
                 if not look():
                     break
-                await asyncio.sleep(0)  # The run goes on meanwhile.
+                await asyncio.sleep(0)  # Let other tasks of the run continue.
             await asyncio.sleep(_LOOK_SECONDS)
     finally:
         while look():

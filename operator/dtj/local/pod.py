@@ -16,14 +16,14 @@ from pathlib import Path
 
 from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Manifest
-from dtj.local.output_file import limit_space
+from dtj.local.output import limit_space
 from dtj.local.plan import LOOPBACK
 from dtj.local.processes import in_sessions, kill_session, send
-from dtj.local.runs import OUTPUT_FILE
+from dtj.local.runs import OUTPUT_BEGIN_FILE, OUTPUT_FILE
 from dtj.plan.pods import trainer_container
 from dtj.reconcile.view import OwnedPod, controller_uid
-from dtj.status.pods import Exit, PodView
-from dtj.status.termination import read_termination
+from dtj.status.failure import read_termination
+from dtj.status.pods import Exit, PodView, read_rounds
 from dtj.status.times import written_time
 from dtj_trainer import contract
 
@@ -58,7 +58,9 @@ class LocalPod:
         _empty(folder)
         output = folder / OUTPUT_FILE
         self._output_begin = output.stat().st_size if output.exists() else 0
-        # dtj-launch writes into this space, also if the program fills the disk.
+        attempt = manifest["metadata"]["labels"][LABEL_ATTEMPT]
+        (folder / OUTPUT_BEGIN_FILE).write_text(f"{attempt} {self._output_begin}")
+        # Reserve space for the termination message, so that dtj-launch can write it even if the disk is full.
         self._termination_log.write_bytes(b" " * contract.TERMINATION_MESSAGE_BYTES)
         self._process = self._start({**environment, **self._env})
 
@@ -93,7 +95,7 @@ class LocalPod:
         limit_space(self._folder / OUTPUT_FILE)
         code = self._process.poll()
         if code is not None:
-            # In a container, no process outlives the first one.
+            # Kill the remaining processes, as a container does when its first process ends.
             kill_session(self._process.pid)
             # Remove this folder, which contains credentials. In a container the folder is in memory.
             shutil.rmtree(self._folder / contract.RUN, ignore_errors=True)
@@ -184,6 +186,7 @@ class LocalPod:
             disrupted=False,
             waiting=None,
             exit=self._exit,
+            rounds=read_rounds(labels),
             ended=self._exit is not None,
         )
 

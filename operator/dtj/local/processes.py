@@ -26,7 +26,7 @@ class Stat(NamedTuple):
     parent: int
     session: int
     processor_seconds: float
-    """With those of ended children for which it has waited."""
+    """Processor time of the process, and of ended children for which the process has waited."""
 
 
 def marked(variable: str, value: str) -> list[int]:
@@ -85,8 +85,8 @@ def end_marked(variable: str, value: str, patience: float) -> list[int]:
     left: list[int] = []
     found_none = False
     while time.monotonic() < kill_from + _HOPELESS_SECONDS:
-        # A process may have been started without the variable. Then its session, or a parent, identifies the process.
-        # A process whose parent has ended is known from an earlier search.
+        # A descendant may have been started without the mark (`variable`) in its environment. Then its session or its
+        # parent identifies it. A process whose parent has ended is known from an earlier search.
         alive, with_mark = running(), {*marked(variable, value)}
         found = {
             each
@@ -173,13 +173,13 @@ def _all() -> list[int]:
 def _read(pid: int, name: str) -> bytes:
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:  # the process has ended, or belongs to another user
+    except OSError:  # The process has ended, or belongs to another user.
         return b""
 
 
 def _fields(pid: int) -> list[bytes]:
-    # The name in parentheses may contain any character. State, parent, process group and session follow; field 19 of
-    # these is the time of the start.
+    # Split after the last parenthesis: the name before it may contain any character. State, parent, process group and
+    # session follow; index 19 is the start time.
     return _read(pid, "stat").rpartition(b")")[2].split()
 
 

@@ -8,9 +8,11 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,12 +20,10 @@ from typing import Protocol
 
 from dtj.api.errors import DtjError, Unusable
 from dtj.api.git_annotations import git_annotations, git_state_of
-from dtj.api.job import Job, Manifest, read_job, written
+from dtj.api.job import Job, Manifest, written
 from dtj.api.status import JobStatus, Phase
 from dtj.api.strategies import RULES
 from dtj.local.cluster import LocalCluster
-from dtj.local.full_disk import PATIENCE_SECONDS, DiskWatch, free_bytes
-from dtj.local.guard import STOP_SECONDS, Guard
 from dtj.local.machine import check_machine, free_ports, gpus, share_gpus, without_own_root
 from dtj.local.output import follow_outputs
 from dtj.local.plan import ENV_RUN, Place, container_ports, left_out, local_plan, missing_variables
@@ -34,12 +34,102 @@ from dtj.plan.job import plan_without_gang
 from dtj.plan.model import Plan
 from dtj.plan.plan_cache import PlanCache
 from dtj.reconcile.controller import Controller
-from dtj.reconcile.metrics import Metrics
+from dtj.reconcile.metrics import OperatorMetrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
 from dtj.status.times import written_time
 from dtj_trainer import contract
+
+# Notice that a disk of a run is full.
+
+LEAST_BYTES = 1 << 20
+"""A disk with less free space is full."""
+PATIENCE_SECONDS = 10.0
+"""Seconds for which a disk may be full. A program may remove files, for example an incomplete checkpoint."""
+
+
+class DiskWatch:
+    """Watches the free space for the files in a folder."""
+
+    def __init__(
+        self, folder: Path, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """tell: called with a sentence for the user when the disk becomes full."""
+        self.folder = folder
+        self._tell = tell
+        self._clock = clock
+        self._full_since: float | None = None
+
+    def full_seconds(self) -> float | None:
+        """Return for how long the disk has been full; None if it has space. Call it often."""
+        free = free_bytes(self.folder)
+        if free >= LEAST_BYTES:
+            self._full_since = None
+            return None
+        if self._full_since is None:
+            self._full_since = self._clock()
+            self._tell(
+                f"the disk of {self.folder} is full, {free} bytes are free: the run ends unless there is space "
+                f"within {PATIENCE_SECONDS:.0f} s"
+            )
+        return self._clock() - self._full_since
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes that this user can still write to the disk of a folder."""
+    disk = os.statvfs(folder)
+    # Only root may use the space that file systems reserve.
+    return disk.f_frsize * (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail)
+
+
+# A process that outlives `dtj run` and ends all processes of the run, even if dtj was killed.
+#
+# The guard waits until dtj closes its end of a pipe. Meanwhile the guard keeps the lock files of the run and of the
+# object store open, which the last uploads need.
+
+STOP_SECONDS = 5.0
+"""Seconds that programs get to save a checkpoint after dtj was killed."""
+
+
+class Guard:
+    """The guard process, as seen by `dtj run`."""
+
+    def __init__(self, variable: str, value: str, run: Path, descriptors: Sequence[int]) -> None:
+        """Start the guard.
+
+        variable, value: the environment variable that marks the processes of the run. run: the folder of the run.
+        descriptors: file descriptors that the guard keeps open.
+        """
+        reader, self._pipe = os.pipe()
+        self._process = subprocess.Popen(  # noqa: S603 - this module
+            [sys.executable, "-P", "-m", "dtj.local.runner", variable, value, str(run)],
+            stdin=reader,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=descriptors,
+        )
+        os.close(reader)
+
+    def release(self) -> None:
+        """Let the guard end the remaining processes of the run, and wait until the guard has ended."""
+        os.close(self._pipe)
+        self._process.wait()
+
+
+def main() -> None:
+    """Wait for the end of dtj, and then end the processes of the run and remove credentials."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(sys.stdin.fileno(), 64):
+        pass
+    variable, value, run = sys.argv[1:]
+    end_marked(variable, value, STOP_SECONDS)
+    # These folders contain credentials.
+    for folder in Path(run).glob(f"*/{contract.RUN}"):
+        shutil.rmtree(folder, ignore_errors=True)
+
 
 _PROGRESS_SECONDS = 1.0
 _MORE_SPACE = (
@@ -47,8 +137,8 @@ _MORE_SPACE = (
 )
 _LOOK_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# A replica gets its variables from the plan. Remove the variables of another job, or of an MPI that started dtj. The
-# variables of the registered strategies are removed too.
+# Prefixes of variables that replicas don't inherit: they come from another job, or from an MPI that started dtj. A
+# replica gets its own from the plan. Variables of the registered strategies are removed, too.
 _REMOVED_PREFIXES = ("DTJ_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HOROVOD_", "TF_CONFIG")
 
 
@@ -118,9 +208,11 @@ def run_job(
             watcher.note(f"{job.name} has already succeeded")
             return Outcome(run, stored.status, interrupted=False)
         with chosen_store(job, s3, home, data, watcher.note) as store:
-            manifest = _stored_manifest(job, stored, store)
-            place = _place(read_job(manifest), run, store, home, watcher)
-            # The store is open again, so that processes of the earlier run can upload their last checkpoint.
+            job = _as_stored(job, stored, store)
+            plans = PlanCache(plan_without_gang)
+            place = _place(job, _plan(plans, job), run, store, home, watcher)
+            # End the earlier run only after the store runs again: its processes can then upload their last
+            # checkpoint.
             _end_earlier(run, place.mark, watcher)
             if stored is None:
                 run.remove()
@@ -132,14 +224,13 @@ def run_job(
                 watcher.note(note)
             guard = Guard(ENV_RUN, place.mark, run.folder, (*store.descriptors, lock))
             try:
-                return asyncio.run(_Drive(run, manifest, place, store, watcher, home).go())
+                return asyncio.run(_Drive(run, job, plans, place, store, watcher, home).go())
             finally:
                 guard.release()
 
 
-def _stored_manifest(job: Job, stored: Job | None, store: ChosenStore) -> Manifest:
+def _as_stored(job: Job, stored: Job | None, store: ChosenStore) -> Job:
     """Return the job as an API server would store it. A run that continues keeps its stored status."""
-    manifest = written(job)
     status = stored.status if stored else JobStatus()
     # The deadlines restart as after a suspension: the time without `dtj run` does not count.
     status = status.model_copy(update={"start_time": None})
@@ -150,33 +241,48 @@ def _stored_manifest(job: Job, stored: Job | None, store: ChosenStore) -> Manife
         )
     if stored is not None and status.finished:
         status = _restarted(job, status.attempt + 1)
+    return replace(
+        job,
+        uid=stored.uid if stored else str(uuid.uuid4()),
+        generation=stored.generation + 1 if stored else 1,
+        status=status,
+        labels={},
+        annotations={**git_annotations(git_state_of(job.annotations)), ANNOTATION_S3: store.kind.value},
+        created=written_time(datetime.now(UTC)),
+    )
+
+
+def _manifest(job: Job) -> Manifest:
+    """Return the manifest of a job as an API server would return it."""
+    manifest = written(job)
     return {
         **manifest,
         "metadata": {
             **manifest["metadata"],
-            "uid": stored.uid if stored else str(uuid.uuid4()),
-            "generation": stored.generation + 1 if stored else 1,
+            "uid": job.uid,
+            "generation": job.generation,
             "resourceVersion": "1",
-            "creationTimestamp": written_time(datetime.now(UTC)),
-            "annotations": {
-                **git_annotations(git_state_of(job.annotations)),
-                ANNOTATION_S3: store.kind.value,
-            },
+            "creationTimestamp": job.created,
+            "annotations": job.annotations,
         },
-        "status": status.model_dump(by_alias=True, mode="json", exclude_none=True),
+        "status": job.status.model_dump(by_alias=True, mode="json", exclude_none=True),
     }
 
 
 def _restarted(job: Job, attempt: int) -> JobStatus:
     """Return the status of a failed job that runs again: only the number of the attempt stays."""
     plan = plan_without_gang(job)
-    alone = plan.restarts_with is not None
-    replicas = {name.removeprefix(f"{job.name}-"): attempt for name in plan.attempts}
+    alone = plan.shape.restarts_with is not None
+    replicas = {name.removeprefix(f"{job.name}-"): attempt for name in plan.shape.attempts}
     return JobStatus(attempt=attempt, replica_attempts=replicas if alone else None)
 
 
-def _place(job: Job, run: Run, store: ChosenStore, home: Path, watcher: Watcher) -> Place:
-    plan = plan_without_gang(job)
+def _plan(plans: PlanCache, job: Job) -> Plan:
+    """Return the plan of a job without the ssh Secret, whose name may be in the status: ranks start without ssh."""
+    return plans(replace(job, status=job.status.model_copy(update={"ssh_secret": None})))
+
+
+def _place(job: Job, plan: Plan, run: Run, store: ChosenStore, home: Path, watcher: Watcher) -> Place:
     secrets = {**os.environ, **store.environment}
     if missing := missing_variables(plan, secrets):
         raise Unusable(
@@ -217,12 +323,22 @@ class _Drive:
     """One run, from its first pass to the end of its last process."""
 
     def __init__(
-        self, run: Run, manifest: Manifest, place: Place, store: ChosenStore, watcher: Watcher, home: Path
+        self,
+        run: Run,
+        job: Job,
+        plans: PlanCache,
+        place: Place,
+        store: ChosenStore,
+        watcher: Watcher,
+        home: Path,
     ) -> None:
         self._run, self._place, self._watcher = run, place, watcher
+        self._plans = plans
+        self._planned: tuple[Plan, Plan] | None = None
+        """The last plan, and the same plan for this machine."""
         self._adopted = Adopted()
         self._cluster = LocalCluster(
-            run, self._adopted, manifest, _machine_environment(store), _now, watcher.event
+            run, self._adopted, _manifest(job), _machine_environment(store), _now, watcher.event
         )
         stores = [home / "s3"] if store.descriptors else []
         self._disks = [DiskWatch(folder, watcher.note) for folder in (run.folder, *stores)]
@@ -235,9 +351,8 @@ class _Drive:
         progress = ProgressPoller(
             queue.add, _PROGRESS_SECONDS, lambda pod: self._place.ports[pod, contract.PROGRESS_PORT]
         )
-        metrics = Metrics()
-        plans = PlanCache(self._plan)
-        reconciler = Reconciler(cluster, cluster, progress, metrics, _now, plans)
+        metrics = OperatorMetrics()
+        reconciler = Reconciler(cluster, cluster, progress, metrics, _now, self._local_plan)
         controller = Controller(queue, reconciler, cluster, metrics)
         cluster.changed = queue.add
         loop = asyncio.get_running_loop()
@@ -264,13 +379,15 @@ class _Drive:
         status = cluster.status
         return Outcome(self._run, status, interrupted=bool(self._interrupts) and not status.finished)
 
-    def _plan(self, job: Job) -> Plan:
+    def _local_plan(self, job: Job) -> Plan:
         """Return the plan for this machine. An attempt may have other container ports than the attempt before."""
-        plan, ports = plan_without_gang(job), self._place.ports
-        new = [port for port in container_ports(plan) if port not in ports]
-        free = zip(new, free_ports(len(new), ports.values()), strict=True)
-        self._place = replace(self._place, ports={**ports, **dict(free)})
-        return local_plan(plan, self._place)
+        plan, ports = _plan(self._plans, job), self._place.ports
+        if self._planned is None or self._planned[0] is not plan:
+            new = [port for port in container_ports(plan) if port not in ports]
+            free = zip(new, free_ports(len(new), ports.values()), strict=True)
+            self._place = replace(self._place, ports={**ports, **dict(free)})
+            self._planned = plan, local_plan(plan, self._place)
+        return self._planned[1]
 
     async def _to_the_end(self) -> None:
         reported: JobStatus | None = None
@@ -340,3 +457,7 @@ def _machine_environment(store: ChosenStore) -> Mapping[str, str]:
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+if __name__ == "__main__":
+    main()

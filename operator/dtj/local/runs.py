@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from dtj.api.names import is_dns_label, is_namespace
 from dtj.local.processes import is_alive
 
 JOB_FILE, EVENTS_FILE, OUTPUT_FILE = "job.json", "events.jsonl", "output.log"
+OUTPUT_BEGIN_FILE = "output.begin"
+"""Beside the output: the newest attempt of the replica, and where its output begins in bytes."""
 ANNOTATION_S3 = "dtj.dev/local-s3"
 """Annotation with the object store of a run, a value of S3Store."""
 # Seconds that the guard may need to end all processes of a run after dtj was killed.
@@ -100,6 +102,13 @@ class Run:
         """Return the output files by replica, `<role>-<index>`. A file has the output of all attempts."""
         return {file.parent.name: file for file in sorted(self.folder.glob(f"*/{OUTPUT_FILE}"))}
 
+    def output_begin(self, replica: str) -> tuple[int, int]:
+        """Return the newest attempt of a replica, and where its output begins in bytes. Of an older dtj: zeros."""
+        with suppress(FileNotFoundError, ValueError):
+            attempt, begin = (self.folder / replica / OUTPUT_BEGIN_FILE).read_text().split()
+            return int(attempt), int(begin)
+        return 0, 0
+
     def write(self, manifest: Manifest) -> None:
         """Store the job atomically: a reader sees the old version or the new version."""
         fresh = self.folder / f".{JOB_FILE}"
@@ -148,7 +157,7 @@ class Run:
                         f"{self.namespace}/{self.name} is already running{where}",
                         "end that run first, or give this run another name with --name",
                     ) from None
-            time.sleep(0.1)  # dtj was killed, and its guard still holds the lock
+            time.sleep(0.1)  # dtj was killed, and its guard holds the lock until it has ended all processes.
 
 
 class Runs:
@@ -194,7 +203,7 @@ class Runs:
 
 
 def _holder(lock_file: Path) -> int | None:
-    """Return the dtj process that holds the lock; None if there is none. A guard that outlives dtj does not count."""
+    """Return the dtj process that holds the lock; None if no process or only the guard of a killed dtj holds it."""
     try:
         descriptor = os.open(lock_file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

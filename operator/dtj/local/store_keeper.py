@@ -32,7 +32,7 @@ TRIES = 3
 START_SECONDS = 120
 """Seconds for all tries. A start takes 1 s on an idle machine, and much longer on a busy machine."""
 TERMINATE_SECONDS = 1.0
-SOCKETS = Path("/tmp")  # noqa: S108 - SeaweedFS's own choice
+SOCKETS = Path("/tmp")  # noqa: S108 - SeaweedFS puts its sockets there
 PR_SET_PDEATHSIG = 1
 
 
@@ -155,7 +155,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(TERMINATE_SECONDS)
     except subprocess.TimeoutExpired:
-        process.kill()  # Acknowledged writes are on the disk.
+        process.kill()  # A kill loses no data: acknowledged writes are on the disk.
         process.wait()
 
 

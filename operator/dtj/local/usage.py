@@ -1,4 +1,4 @@
-"""What the replicas of a run use of this machine, from /proc."""
+"""The use of processors and memory by the replicas of a run on this machine, from /proc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dtj.local.runs import Run
 from dtj_trainer.contract import ENV_TERMINATION_LOG
 
 FIRST_SECONDS = 1.0
-"""The time over which the first look measures."""
+"""Seconds over which the first measurement takes place."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -24,16 +24,16 @@ class Used:
     """What a replica used with all its processes."""
 
     cores: float
-    """Processors in use, on average since the last look."""
+    """Processors in use, on average since the last measurement."""
     memory: int
-    """Bytes. Memory that processes share is divided among them, where the kernel tells."""
+    """Bytes of memory. If the kernel provides PSS, shared memory is divided among its processes."""
 
 
 class RunUsage:
     """Looks at the processes of a run."""
 
     def __init__(self, run: Run) -> None:
-        """Look for the first time."""
+        """Take the first measurement."""
         self._run = run
         self._seconds, self._at = _sums(self._processes()), time.monotonic()
 
@@ -47,7 +47,7 @@ class RunUsage:
         seconds, memory = _sums(found), Counter[str]()
         for process, replica in found:
             memory[replica] += _memory(process.pid)
-        # The seconds fall where a process ended for which no other waited.
+        # The sum of seconds falls if a process has ended and its parent has not waited for it. Use 0 in this case.
         used = {
             replica: Used(
                 max(spent - self._seconds.get(replica, 0.0), 0.0) / (at - self._at), memory[replica]
@@ -88,14 +88,14 @@ def _sums(processes: Iterable[tuple[Stat, str]]) -> dict[str, float]:
 
 
 def _memory(pid: int) -> int:
-    for line in _text(pid, "smaps_rollup").splitlines():
+    for line in _read_proc(pid, "smaps_rollup").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) << 10
-    pages = _text(pid, "statm").split()
+    pages = _read_proc(pid, "statm").split()
     return int(pages[1]) * _PAGE if pages else 0
 
 
-def _text(pid: int, name: str) -> str:
+def _read_proc(pid: int, name: str) -> str:
     try:
         return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
     except OSError:  # The process has ended, or belongs to another user.

@@ -1,4 +1,7 @@
-"""What pods of a job with `spec.code` have: the archives, their variables, a launcher's own command in its folder."""
+"""The parts of a plan for `spec.code`: volumes and variables for the archives, and a wrapper of commands.
+
+`plan.pods` and `plan.record` add these parts to pods.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,15 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from dtj.api.code import Code, Packages
-from dtj.api.data_rules import cache_of
 from dtj.api.git_annotations import git_state_of
 from dtj.api.job import Job, Manifest
-from dtj.api.pod_template import CODE_VOLUME, PACKAGES_VOLUME, TRAINER_CONTAINER, own_program
-from dtj.api.spec import ReplicaSpec
+from dtj.api.pod_template import CODE_VOLUME, PACKAGES_VOLUME, TRAINER_CONTAINER
+from dtj.api.spec import Code, Packages
+from dtj.plan.recipe import File, Text
 from dtj_trainer import contract
 
 IN_CODE = ("dtj-launch", "command", "--")
-"""Before the words of a command that dtj's start script does not run."""
+"""The words before a command that replaces dtj's start script: dtj-launch runs the command in the code's folder."""
 
 
 class _Archive(NamedTuple):
@@ -41,19 +43,19 @@ def _archives(job: Job) -> Iterator[_Archive]:
         )
 
 
-def code_environment(job: Job, *, cached: bool) -> dict[str, str]:
+def code_environment(job: Job, *, cached: bool) -> dict[str, Text]:
     """Return the variables by which dtj-launch finds the archives; none without `spec.code`.
 
     cached: whether the pod has the volume of `spec.data.cache`.
     """
-    variables = {}
+    variables: dict[str, Text] = {}
     for archive in _archives(job):
-        variables[archive.source] = archive.of.uri or str(archive.mounted / archive.file)
+        variables[archive.source] = archive.of.uri or File(archive.mounted, archive.file)
         variables[archive.digest] = archive.of.digest
     if variables and (state := git_state_of(job.annotations)):
         variables[contract.ENV_CODE_COMMIT] = state["commit"]
-    cache = cache_of(job) if cached and contract.ENV_PACKAGES_ARCHIVE in variables else None
-    # An emptyDir is of one pod, whose sizeLimit is of blocks of data alone.
+    cache = job.cache if cached and contract.ENV_PACKAGES_ARCHIVE in variables else None
+    # No cache of packages in an emptyDir: it ends with its pod, and its sizeLimit has room for blocks of data only.
     if cache is not None and cache.empty_dir is None:
         variables[contract.ENV_PACKAGES_CACHE] = str(contract.ROOT / contract.DATA_CACHE / contract.PACKAGES)
     return variables
@@ -71,10 +73,11 @@ def code_pod_spec(job: Job) -> Manifest:
     return {"containers": [{"name": TRAINER_CONTAINER, "volumeMounts": mounts}], "volumes": volumes}
 
 
-def run_in_code(job: Job, replica: ReplicaSpec, container: Manifest) -> None:
-    """Make a container run in the folder of the code, if the container has a command of its own."""
-    if job.spec.code is not None and own_program(replica)[0]:
-        container["command"] = [*IN_CODE, *container["command"]]
+def before_own_command(job: Job) -> tuple[str, ...]:
+    """Return the words before a role's own command that dtj's start script does not run: the command runs in the
+    folder of the code.
+    """
+    return IN_CODE if job.spec.code is not None else ()
 
 
 def path_over_ssh(job: Job) -> str:

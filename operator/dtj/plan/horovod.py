@@ -6,24 +6,27 @@ instead.
 
 from __future__ import annotations
 
-from dtj.api.horovod import HOROVOD, LAUNCHER, SSH_VOLUME, WORKER, slots_per_worker
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dtj.api.horovod import HOROVOD, LAUNCHER, WORKER
 from dtj.api.job import Job, Manifest
-from dtj.api.names import host_name, ssh_secret_name
-from dtj.api.pod_template import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
+from dtj.api.names import host_name, pod_name, ssh_secret_name
+from dtj.api.pod_template import CONFIG_VOLUME, SSH_VOLUME, own_program
+from dtj.api.shape import Replica, shape_of
 from dtj.api.spec import ReplicaSpec, Resources
-from dtj.plan.code import path_over_ssh, run_in_code
-from dtj.plan.history import history_environment
-from dtj.plan.model import Plan, Replica
+from dtj.plan.code import before_own_command, path_over_ssh
+from dtj.plan.model import Plan
 from dtj.plan.pods import (
     HIDDEN_GPUS,
     headless_service,
+    history_environment,
     metadata,
-    replica_pod,
-    replicas,
-    restoring_peers,
-    trainer_container,
+    ranks_info,
+    rounds_of,
 )
-from dtj.plan.start import START, config_map, script
+from dtj.plan.recipe import Recipe, address
+from dtj.plan.start import config_map, script
 from dtj.plan.template_fields import resources_like_replicas
 from dtj_trainer import contract
 
@@ -34,7 +37,7 @@ SSH_CONFIG_FILE = contract.CONFIG_DIR / "ssh_config"
 # Scripts written for mpi-operator look for the hostfile in this folder.
 _MPI_DIR = "/etc/mpi"
 _SSH_ARGS = f"-F {SSH_CONFIG_FILE} -o ConnectionAttempts=10"
-# start.sh reads the variable in images without dtj-launch. dtj-launch always waits.
+# In images without dtj-launch, this variable makes start.sh wait for the workers. dtj-launch waits in any case.
 LAUNCHER_WAITS = {"DTJ_LAUNCHER_WAITS": "yes"}
 _LAUNCHER_OTHERWISE = {
     "requests": {"ephemeral-storage": "100Mi"},
@@ -44,9 +47,10 @@ _LAUNCHER_OTHERWISE = {
 
 def launcher_spec(job: Job) -> ReplicaSpec:
     """Return the launcher of the spec, or the default one."""
+    if LAUNCHER in job.given:
+        return job.given[LAUNCHER]
     least = HOROVOD.roles[LAUNCHER].resources
-    default = ReplicaSpec(resources=Resources(**resources_like_replicas(job, least, _LAUNCHER_OTHERWISE)))
-    return job.spec.replica_specs.launcher or default
+    return ReplicaSpec(resources=Resources(**resources_like_replicas(job, least, _LAUNCHER_OTHERWISE)))
 
 
 def sshd_config(key: str, python_path: str = "") -> str:
@@ -95,10 +99,9 @@ SSH_CONFIG = ssh_config(_KEY, f"{contract.SSH_DIR}/known_hosts")
 
 def sizes(job: Job) -> dict[str, str]:
     """Return the variables with the number of ranks and of slots."""
-    worker = job.spec.worker
     return {
-        contract.ENV_WORLD_SIZE: str(worker.replicas * slots_per_worker(job.spec)),
-        contract.ENV_SLOTS_PER_WORKER: str(slots_per_worker(job.spec)),
+        contract.ENV_WORLD_SIZE: str(job.pods[WORKER] * job.procs),
+        contract.ENV_SLOTS_PER_WORKER: str(job.procs),
     }
 
 
@@ -106,70 +109,57 @@ def ranks_that_do_not_wait(job: Job) -> dict[str, str]:
     """Return the variables of workers whose ranks the launcher's own command starts. Such ranks don't wait for the
     restore, so that sshd has to wait.
     """
-    own = own_program(job.spec.replica_specs.launcher)[0]
+    own = LAUNCHER in job.given and own_program(job.given[LAUNCHER])[0]
     return {contract.ENV_SSH_AFTER_RESTORE: "yes"} if own else {}
-
-
-def pod_info(job: Job, role: str, index: int) -> contract.PodInfo:
-    """Return the PodInfo of a pod. Only workers run ranks."""
-    if role == LAUNCHER:
-        return contract.PodInfo(role=role, index=index)
-    return contract.PodInfo(
-        role=role,
-        index=index,
-        slots=slots_per_worker(job.spec),
-        part="primary",
-        restores=True,
-        reads_data=True,
-        peers=restoring_peers(job, {WORKER: job.spec.worker.replicas}),
-    )
 
 
 def horovod_plan(job: Job) -> Plan:
     """Return the objects of the job's current attempt. The job must have no faults."""
-    attempt = job.status.current_attempt
-    worker = job.spec.worker
-    launcher = launcher_spec(job)
-    program = [*job.spec.own_command, *job.spec.args]
-    size = sizes(job)
-    workers = replicas(job, WORKER, worker.replicas, attempt)
-    launchers = replicas(job, LAUNCHER, 1, attempt)
-    launcher_env = size | _mpi_environment(job) | LAUNCHER_WAITS
-    worker_env = size | ranks_that_do_not_wait(job)
-    worker_extra, launcher_extra = _worker_extra(job), _launcher_extra(job)
+    size, secret = sizes(job), secret_name(job)
+    ssh_mount = {"name": SSH_VOLUME, "mountPath": str(contract.SSH_DIR), "readOnly": True}
+    # 0440 with fsGroup: ssh and sshd refuse a group-readable key of their own user, but accept one that root owns.
+    volumes = [{"name": SSH_VOLUME, "secret": {"secretName": secret, "defaultMode": 0o440}}]
+    worker = replace(
+        worker_recipe(job, size | ranks_that_do_not_wait(job)), mounts=[ssh_mount], volumes=volumes
+    )
+    # The success of the launcher is that of the job. Its pod gets the history's variables, to record the success.
+    launcher_env = size | _mpi_environment(job) | LAUNCHER_WAITS | history_environment(job)
+    mpi_mount = {"name": CONFIG_VOLUME, "mountPath": _MPI_DIR, "readOnly": True}
+    launcher = replace(
+        launcher_recipe(job, launcher_spec(job), launcher_env),
+        mounts=[ssh_mount, mpi_mount],
+        volumes=volumes,
+    )
+    if launcher.info.rounds:
+        # The agents of the workers join that of the launcher.
+        place = {
+            contract.ENV_START_BARRIER: address(pod_name(job.name, LAUNCHER, 0), contract.START_BARRIER_PORT)
+        }
+        ports = {"start-barrier": contract.START_BARRIER_PORT}
+        launcher = replace(launcher, environment={**launcher.environment, **place}, ports=ports)
+        worker = replace(worker, environment={**worker.environment, **place})
 
-    def pod(replica: Replica) -> Manifest:
-        info = pod_info(job, replica.role, replica.index)
-        if replica.role == WORKER:
-            return replica_pod(
-                job, replica, worker, info, command=[*START], env=worker_env, extra=worker_extra
-            )
-        command = [*START, *program]
-        # The launcher decides the job, and so it records a success.
-        env = launcher_env | history_environment(job)
-        manifest = replica_pod(job, replica, launcher, info, command=command, env=env, extra=launcher_extra)
-        run_in_code(job, launcher, trainer_container(manifest))
-        return manifest
+    def recipe(replica: Replica) -> Recipe:
+        if replica.role == LAUNCHER:
+            return launcher
+        return replace(worker, info=replace(worker.info, index=replica.index))
 
+    # start.sh waits for the workers. A command of the launcher's own does not.
+    at_once = serves_at_once(worker) and not launcher.own.get("command")
     return Plan(
+        shape=shape_of(job, next_stage_on_running=at_once),
         service=headless_service(job),
         config=config_map(
             job,
             {
-                "hostfile": hostfile(job, worker.replicas),
+                "hostfile": hostfile(job, job.pods[WORKER]),
                 "ssh_config": SSH_CONFIG,
                 "sshd_config": sshd_config(_KEY, path_over_ssh(job)),
                 **SCRIPTS,
             },
         ),
-        ssh_secret=secret_name(job),
-        stages=(workers, launchers),
-        pod=pod,
-        decisive=(launchers[0].name,),
-        reporter=workers[0].name,
-        serves_progress=frozenset(replica.name for replica in workers),
-        # start.sh waits for the workers. A command of the launcher's own does not.
-        next_stage_on_running=serves_at_once(pod(workers[0])) and not own_program(launcher)[0],
+        ssh_secret=secret,
+        recipe=recipe,
     )
 
 
@@ -199,71 +189,44 @@ def ssh_secret(job: Job, private_key: str, public_key: str) -> Manifest:
 
 def hostfile(job: Job, workers: int) -> str:
     """Return Open MPI's list of hosts."""
-    slots = slots_per_worker(job.spec)
+    slots = job.procs
     return "".join(
         f"{host_name(job.name, job.namespace, WORKER, index)} slots={slots}\n" for index in range(workers)
     )
 
 
-def worker_container() -> Manifest:
-    """Return the fields of a worker's container that other replicas don't have."""
-    return {
-        "name": TRAINER_CONTAINER,
-        "ports": [
-            {"name": "ssh", "containerPort": contract.SSH_PORT},
-            {"name": "progress", "containerPort": contract.PROGRESS_PORT},
-        ],
-        "readinessProbe": {
-            "tcpSocket": {"port": contract.SSH_PORT},
-            "periodSeconds": 2,
-            "failureThreshold": 10,
-        },
-    }
+def worker_recipe(job: Job, env: Mapping[str, str]) -> Recipe:
+    """Return the recipe of worker 0, which runs sshd unless its template has a command."""
+    return Recipe(
+        spec=job.given[WORKER],
+        info=ranks_info(job, WORKER, 0, pods=job.pods[WORKER], slots=job.procs),
+        environment=env,
+        ports={"ssh": contract.SSH_PORT},
+        ready="ssh",
+        before_own=(),
+    )
 
 
-def serves_at_once(worker: Manifest) -> bool:
+def launcher_recipe(job: Job, spec: ReplicaSpec, env: Mapping[str, str]) -> Recipe:
+    """Return the recipe of the launcher. A command of its own starts the ranks itself."""
+    return Recipe(
+        spec=spec,
+        info=contract.PodInfo(role=LAUNCHER, index=0, rounds=rounds_of(job)),
+        program=[*job.own_command, *job.spec.args],
+        environment=env,
+        serves_progress=False,
+        before_own=before_own_command(job),
+    )
+
+
+def serves_at_once(worker: Recipe) -> bool:
     """Return whether a running worker is soon ready: the template does not delay or replace the start of sshd."""
-    container = trainer_container(worker)
-    probe = worker_container()["readinessProbe"]
-    return bool(container["command"] == [*START] and container.get("readinessProbe") == probe)
-
-
-def _worker_extra(job: Job) -> Manifest:
-    return {
-        "containers": [{**worker_container(), "volumeMounts": [_ssh_mount()]}],
-        "volumes": [_ssh_volume(job)],
-    }
-
-
-def _launcher_extra(job: Job) -> Manifest:
-    return {
-        "containers": [
-            {
-                "name": TRAINER_CONTAINER,
-                "volumeMounts": [
-                    _ssh_mount(),
-                    {"name": CONFIG_VOLUME, "mountPath": _MPI_DIR, "readOnly": True},
-                ],
-            }
-        ],
-        "volumes": [_ssh_volume(job)],
-    }
-
-
-def _ssh_mount() -> Manifest:
-    return {"name": SSH_VOLUME, "mountPath": str(contract.SSH_DIR), "readOnly": True}
-
-
-def _ssh_volume(job: Job) -> Manifest:
-    # 0440 with fsGroup: ssh and sshd refuse a group-readable key of their own user, but accept one that root owns.
-    return {
-        "name": SSH_VOLUME,
-        "secret": {"secretName": secret_name(job), "defaultMode": 0o440},
-    }
+    probe = worker.container.get("readinessProbe")
+    return worker.runs_start_script and probe == worker.listening["readinessProbe"]
 
 
 def _mpi_environment(job: Job) -> dict[str, str]:
-    slots = str(slots_per_worker(job.spec))
+    slots = str(job.procs)
     return {
         "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
         "OMPI_MCA_orte_default_hostfile": str(HOSTFILE),
@@ -275,5 +238,5 @@ def _mpi_environment(job: Job) -> dict[str, str]:
         "PRTE_MCA_prte_set_default_slots": slots,
         "PRTE_MCA_plm_ssh_agent": "ssh",
         "PRTE_MCA_plm_ssh_args": _SSH_ARGS,
-        **HIDDEN_GPUS,  # the launcher runs no rank
+        **HIDDEN_GPUS,  # The launcher runs no rank, and must not occupy a GPU.
     }

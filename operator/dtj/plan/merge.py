@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtj.api.pod_schema import one_of
+from dtj.api.pod_template_rules import one_of
 
-# Of these objects Kubernetes takes one of several fields alone: one in the patch replaces another in the base.
+# Objects of which some fields exclude each other. Such a field of the patch replaces the other field of the base.
 _KINDS = {
     "env[]": "EnvVar",
     "volumes[]": "Volume",

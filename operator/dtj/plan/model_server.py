@@ -25,7 +25,7 @@ KSERVE_CONTAINER = "kserve-container"
 """The name by which KServe knows a predictor's container."""
 _LIVE, _READY = "/v2/health/live", "/v2/health/ready"
 _GRACE_SECONDS = 60
-# Long enough for each node to hear that the pod is no longer behind the Service.
+# The seconds that a server continues after its deletion. Each node then knows that the pod has left the Service.
 _LEAVING_SECONDS = 10
 
 
@@ -59,8 +59,8 @@ def faults(server: ModelServer) -> Iterator[str]:
     """Say, for each option that can't be, what would be right."""
     if not (is_dns_label(server.name) and len(server.name) <= LABEL_LENGTH):
         yield (
-            f"--name {server.name!r} has to be at most {LABEL_LENGTH} lower-case letters, digits and '-', "
-            "a letter first"
+            f"--name {server.name!r} has to begin with a letter, and to consist of at most {LABEL_LENGTH} lower-case "
+            "letters, digits and '-'"
         )
     for name, uri in server.models.items():
         if not re.fullmatch(S3_URI, uri):
@@ -72,7 +72,7 @@ def faults(server: ModelServer) -> Iterator[str]:
     if not _is_above_zero(server.memory):
         yield f"--memory {server.memory!r} has to be a quantity such as 2Gi"
     if not 1 <= server.port <= 65535:
-        yield f"--port {server.port} has to be between 1 and 65535, as a Service needs one that is known"
+        yield f"--port {server.port} has to be between 1 and 65535: a Service needs a port that is known in advance"
     if server.endpoint is not None and not re.fullmatch(HTTP_URL, server.endpoint):
         yield f"--endpoint {server.endpoint!r} has to be a URL such as https://s3.example.com"
     for option, object_name in (("secret", server.secret), ("service-account", server.service_account)):
@@ -209,7 +209,7 @@ def _container(server: ModelServer) -> Manifest:
             *(f"{name}={uri}" for name, uri in server.models.items()),
         ],
         "ports": [{"containerPort": server.port, "protocol": "TCP"}],
-        # The server listens once its models are loaded.
+        # The server answers only after it has loaded its models, which may take minutes.
         "startupProbe": {**_probe(server, _READY), "periodSeconds": 2, "failureThreshold": 300},
         "readinessProbe": {**_probe(server, _READY), "periodSeconds": 5},
         "livenessProbe": {**_probe(server, _LIVE), "periodSeconds": 20, "failureThreshold": 6},

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dtj.api.horovod import LAUNCHER, WORKER, slots_per_worker
+from dtj.api.horovod import LAUNCHER, WORKER
 from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_UID
 from dtj.api.job import Job, Manifest
 from dtj.api.mpijob import (
@@ -23,29 +23,30 @@ from dtj.api.mpijob import (
     QUEUE_LABELS,
 )
 from dtj.api.names import mpijob_config_name
-from dtj.api.pod_template import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
-from dtj.api.spec import ReplicaSpec
-from dtj.plan.code import path_over_ssh, run_in_code
+from dtj.api.pod_template import CONFIG_VOLUME, own_program
+from dtj.api.shape import Replica, Shape
+from dtj.plan.code import path_over_ssh
 from dtj.plan.horovod import (
     LAUNCHER_WAITS,
     SCRIPTS,
     SSH_CONFIG_FILE,
     horovod_plan,
     hostfile,
+    launcher_recipe,
     launcher_spec,
-    pod_info,
     ranks_that_do_not_wait,
     sizes,
     ssh_config,
     sshd_config,
-    worker_container,
+    worker_recipe,
 )
 from dtj.plan.model import Plan
-from dtj.plan.pods import metadata, replica_pod, replicas, trainer_container
+from dtj.plan.pods import Common, complete, metadata, replica_pod, trainer_container
+from dtj.plan.recipe import Recipe
 from dtj.plan.start import config_map, script
 from dtj_trainer import contract
 
-_START = ("/bin/sh", str(contract.CONFIG_DIR / "mpijob.sh"))
+_SCRIPT = "mpijob.sh"
 _KEY = f"{contract.SSH_DIR}/id_rsa"
 _KNOWN_HOSTS = str(contract.ROOT / contract.RUN / "known_hosts")
 # Fields of a pod spec that mpi-operator sets itself.
@@ -55,7 +56,8 @@ _PODS_OWN = ("hostname", "subdomain", "restartPolicy")
 def mpijob_plan(job: Job) -> Plan:
     """Return the MPIJob of the job's current attempt, and what its pods need of dtj. The job must have no faults."""
     native = horovod_plan(job)
-    workers = len(native.stages[0])
+    shape = native.shape
+    workers = len(shape.roles[WORKER])
     # A launcher with its own command does not run mpijob.sh, which writes known_hosts.
     unknown = "accept-new" if own_program(job.spec.replica_specs.launcher)[0] else "yes"
     config = config_map(
@@ -65,15 +67,18 @@ def mpijob_plan(job: Job) -> Plan:
             "ssh_config": ssh_config(_KEY, _KNOWN_HOSTS, unknown),
             "sshd_config": sshd_config(_KEY, path_over_ssh(job)),
             **SCRIPTS,
-            "mpijob.sh": script("mpijob.sh"),
+            _SCRIPT: script(_SCRIPT),
         },
         mpijob_config_name(job.name),
     )
-    return replace(native, config=config, ssh_secret=None, mpijob=_mpijob(job, workers))
+    return replace(native, config=config, ssh_secret=None, mpijob=_mpijob(job, shape))
 
 
-def _mpijob(job: Job, workers: int) -> Manifest:
-    own_metadata = metadata(job, job.name, {LABEL_ATTEMPT: str(job.status.current_attempt)})
+def _mpijob(job: Job, shape: Shape) -> Manifest:
+    # All pods of a role share the template of the first one.
+    first = {replica.role: replica for replica in reversed(shape.replicas)}
+    workers = len(shape.roles[WORKER])
+    own_metadata = metadata(job, job.name, {LABEL_ATTEMPT: str(job.attempt)})
     own_metadata["labels"] |= _selected(QUEUE_LABELS, job.labels)
     if annotations := _selected(QUEUE_ANNOTATIONS, job.annotations):
         own_metadata["annotations"] = annotations
@@ -82,22 +87,30 @@ def _mpijob(job: Job, workers: int) -> Manifest:
         "kind": MPIJOB_KIND,
         "metadata": own_metadata,
         "spec": {
-            "slotsPerWorker": slots_per_worker(job.spec),
+            "slotsPerWorker": job.procs,
             "sshAuthMountPath": str(contract.SSH_DIR),
             "mpiImplementation": "OpenMPI",
-            # Without it the launcher would wait for workers that are not scheduled yet, and give up. mpi-operator
-            # heeds the field only for an MPIJob that is not suspended when it is created.
+            # Without this field, the launcher would start before the workers are scheduled, and give up its wait.
+            # mpi-operator ignores the field for an MPIJob that is suspended when it is created.
             "launcherCreationPolicy": "WaitForWorkersReady",
             "runPolicy": {
                 # Workers that mpi-operator deletes after a failure would look like the cause of the failure.
                 "cleanPodPolicy": "None",
                 "backoffLimit": 0,
-                # The gang has the workers alone, because the launcher is created when the workers run.
+                # The gang consists of the workers alone, because the launcher is created after the workers run.
                 "schedulingPolicy": {"minAvailable": workers},
             },
             "mpiReplicaSpecs": {
-                "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": _launcher(job)},
-                "Worker": {"replicas": workers, "restartPolicy": "Never", "template": _worker(job)},
+                "Launcher": {
+                    "replicas": 1,
+                    "restartPolicy": "Never",
+                    "template": _launcher(job, first[LAUNCHER]),
+                },
+                "Worker": {
+                    "replicas": workers,
+                    "restartPolicy": "Never",
+                    "template": _worker(job, first[WORKER]),
+                },
             },
         },
     }
@@ -107,16 +120,15 @@ def _selected(names: tuple[str, ...], given: Mapping[str, str]) -> dict[str, str
     return {name: given[name] for name in names if name in given}
 
 
-def _worker(job: Job) -> Manifest:
-    replica = job.spec.worker
-    template = _template(job, WORKER, replica, [*_START], ranks_that_do_not_wait(job), worker_container())
+def _worker(job: Job, first: Replica) -> Manifest:
+    template = _template(job, first, worker_recipe(job, sizes(job) | ranks_that_do_not_wait(job)))
     container = trainer_container(template)
     container["env"] = list(map(_with_own_index, container["env"]))
     return template
 
 
 def _with_own_index(variable: Manifest) -> Manifest:
-    """Take the index from the label that mpi-operator sets, because all workers share one template."""
+    """Make the variable take the worker's index from mpi-operator's label, because all workers share one template."""
     match variable:
         case {"name": contract.ENV_INDEX}:
             index = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX_LABEL}']"}}
@@ -128,32 +140,17 @@ def _with_own_index(variable: Manifest) -> Manifest:
             return variable
 
 
-def _launcher(job: Job) -> Manifest:
-    program = [*job.spec.own_command, *job.spec.args]
-    replica = launcher_spec(job)
+def _launcher(job: Job, first: Replica) -> Manifest:
     # Kueue creates the MPIJob suspended. mpi-operator then starts the launcher together with the workers.
-    env = _mpi_environment(job) | LAUNCHER_WAITS
-    template = _template(job, LAUNCHER, replica, [*_START, *program], env, {"name": TRAINER_CONTAINER})
-    run_in_code(job, replica, trainer_container(template))
-    return template
+    env = sizes(job) | _mpi_environment(job) | LAUNCHER_WAITS
+    return _template(job, first, launcher_recipe(job, launcher_spec(job), env))
 
 
-def _template(
-    job: Job, role: str, replica: ReplicaSpec, command: list[str], env: dict[str, str], container: Manifest
-) -> Manifest:
-    (first,) = replicas(job, role, 1, job.status.current_attempt)
-    pod = replica_pod(
-        job,
-        first,
-        replica,
-        pod_info(job, role, first.index),
-        command=command,
-        env=sizes(job) | env,
-        extra={
-            "containers": [container],
-            "volumes": [{"name": CONFIG_VOLUME, "configMap": {"name": mpijob_config_name(job.name)}}],
-        },
-    )
+def _template(job: Job, first: Replica, recipe: Recipe) -> Manifest:
+    config = {"name": CONFIG_VOLUME, "configMap": {"name": mpijob_config_name(job.name)}}
+    common = Common(job)
+    ours = complete(common, first, replace(recipe, script=_SCRIPT, volumes=[config]))
+    pod = replica_pod(common, first, ours)
     labels = {name: value for name, value in pod["metadata"]["labels"].items() if name != LABEL_INDEX}
     own_metadata: Manifest = {"labels": labels | {LABEL_UID: job.uid}}
     if annotations := pod["metadata"].get("annotations"):
@@ -165,13 +162,13 @@ def _template(
 
 
 def _mpi_environment(job: Job) -> dict[str, str]:
-    """Add what mpi-operator does not set: variables of Open MPI 5, and the configuration file of ssh."""
+    """Return variables that mpi-operator does not set: those of Open MPI 5, and the path of ssh's configuration."""
     agent = f"ssh -F {SSH_CONFIG_FILE}"
     return {
         "OMPI_MCA_plm_rsh_agent": agent,
         "PRTE_MCA_prte_keep_fqdn_hostnames": "true",
         "PRTE_MCA_prte_default_hostfile": HOSTFILE,
-        "PRTE_MCA_prte_set_default_slots": str(slots_per_worker(job.spec)),
+        "PRTE_MCA_prte_set_default_slots": str(job.procs),
         "PRTE_MCA_plm_ssh_agent": agent,
         "PRTE_MCA_plm_ssh_args": "-o ConnectionAttempts=10",
     }

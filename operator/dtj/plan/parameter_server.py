@@ -1,4 +1,4 @@
-"""TensorFlow in the forms of a TFJob: chief or master, workers, ps and evaluator, whose addresses TF_CONFIG has.
+"""The plan of strategy ParameterServer: chief or master, workers, ps and evaluator of a TFJob, with TF_CONFIG.
 
 TF_CONFIG is that of Kubeflow's TFJob (`genTFConfigJSONStr`): roles in lower case, port 2222, environment `cloud`, and
 an evaluator that is not in the cluster. Scripts written for TFJob run unchanged.
@@ -7,18 +7,17 @@ an evaluator that is not in the cluster. Scripts written for TFJob run unchanged
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dtj.api.job import Job, Manifest
-from dtj.api.names import config_name, host_name
+from dtj.api.job import Job
 from dtj.api.parameter_server import CHIEF, EVALUATOR, PARAMETER_SERVER, PS, WORKER
-from dtj.api.pod_template import TRAINER_CONTAINER, program_of
+from dtj.api.pod_template import program_of
+from dtj.api.shape import Replica, Shape, shape_of
 from dtj.api.spec import ChiefSpec, ReplicaSpec, Resources
-from dtj.api.strategy import pods_of
-from dtj.plan.model import Plan, Replica
-from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod, replicas, restoring_peers
-from dtj.plan.start import START, config_map, started
+from dtj.plan.model import Plan
+from dtj.plan.pods import HIDDEN_GPUS, headless_service, in_cluster, restoring_peers
+from dtj.plan.recipe import FromConfig, Recipe, Render, Value, address, rendered
+from dtj.plan.start import config_map
 from dtj_trainer import contract
 
 _DEFAULT_CHIEF = ChiefSpec(resources=Resources(**PARAMETER_SERVER.roles[CHIEF].resources))
@@ -37,92 +36,68 @@ def parameter_server_plan(job: Job) -> Plan:
     """Return the objects that the job needs now. The job must have no faults. The status says each replica's
     attempt.
     """
-    rules, given = job.spec.rules, job.spec.replica_specs.given()
-    specs = {role: given.get(role, _DEFAULT_CHIEF) for role, _ in pods_of(job.spec)}
-    pods = {
-        role: replicas(job, role, spec.replicas, 1, job.status.replica_attempts)
-        for role, spec in specs.items()
-    }
-    names = {role: [replica.name for replica in of_role] for role, of_role in pods.items()}
-    leader = rules.names(lambda role: role.decides)[0]
-    decisive = names[leader][0]
-    # A failed leader leaves state on the ps that breaks its successor (the closed token queue of a
-    # SyncReplicasOptimizer). Therefore all ps and the leader restart together.
-    groups = rules.restart_groups(names) or {}
-    # A leader that is created last starts when the servers run, so that its connection timeout does not include the
-    # wait for nodes.
-    stages = (
-        [replica for role in pods if rules.roles[role].created_first is first for replica in pods[role]]
-        for first in (True, False)
-    )
-    form = _Form(job, names, decisive, groups[decisive], probed=not rules.roles[leader].created_first)
+    rules = job.rules
+    specs = {role: job.given.get(role, _DEFAULT_CHIEF) for role in job.pods}
+    leader = rules.named["decides"][0]
+    shape = shape_of(job)
+    form = _Form(job, shape, probed=not rules.roles[leader].created_first)
     return Plan(
+        shape=shape,
         service=headless_service(job),
-        config=config_map(job, {_CLUSTER_FILE: tf_cluster(job, specs)}),
-        ssh_secret=None,
-        stages=tuple(tuple(stage) for stage in stages if stage),
-        pod=lambda replica: _pod(form, specs[replica.role], replica),
-        decisive=(decisive,),
-        reporter=decisive,
-        serves_progress=frozenset(groups),
-        evaluator=next(iter(names.get(EVALUATOR, ())), None),
-        evaluator_timeout=job.spec.parameter_server_options.evaluator_timeout_seconds,
-        restarts_with=groups,
+        config=config_map(job, {_CLUSTER_FILE: form.cluster(in_cluster(job))}),
+        recipe=lambda replica: _recipe(form, specs[replica.role], replica),
     )
 
 
 @dataclass(frozen=True)
 class _Form:
-    """What the pods of a job depend on besides their role."""
+    """The properties of a job on which its pods depend, besides their role."""
 
     job: Job
-    names: Mapping[str, Sequence[str]]
-    """Names of the pods by role."""
-    decisive: str
-    """Name of the pod that leads the training."""
-    together: frozenset[str]
-    """Names of the pods that start again from a checkpoint together."""
+    shape: Shape
     probed: bool
-    """Whether the leader is created when the servers answer."""
+    """Whether the leader's pod is created only after all servers answer on their ports."""
 
     @property
     def alone(self) -> bool:
         """Whether the job has one pod only. TFJob sets no TF_CONFIG then."""
-        return sum(map(len, self.names.values())) == 1
+        return len(self.shape.replicas) == 1
+
+    def cluster(self, render: Render) -> str:
+        """Return the part of TF_CONFIG that all replicas share, as JSON."""
+        return json.dumps(
+            {
+                role: [
+                    rendered(address(pod, contract.TENSORFLOW_PORT), render) for pod in self.shape.roles[role]
+                ]
+                for role in self.job.pods
+                if role != EVALUATOR
+            }
+        )
 
     def info(self, replica: Replica) -> contract.PodInfo:
         """What the trainer in the pod needs to know."""
         evaluates = replica.role == EVALUATOR
-        # A leader that is created when the servers run restores alone: their restore would wait for it.
-        first = self.job.spec.rules.created_first()
+        (leader,) = self.shape.decisive
+        together = (self.shape.restarts_with or {})[leader]
+        # A leader in the second stage restores alone: the servers must answer before its pod is created, and so must
+        # not wait for its restore.
+        first = self.job.rules.named["created_first"]
         peers = {
             role: len(names)
-            for role, names in self.names.items()
-            if role in first and self.together.issuperset(names)
+            for role, names in self.shape.roles.items()
+            if role in first and together.issuperset(names)
         }
         return contract.PodInfo(
             role=replica.role,
             index=replica.index,
-            part="primary" if replica.name == self.decisive else "evaluator" if evaluates else "other",
-            # The leader runs the `compat.v1` Saver of TFJob scripts, but each ps reads the checkpoint from its own
+            part="primary" if replica.name == leader else "evaluator" if evaluates else "other",
+            # The Saver of `compat.v1` runs in the leader, but each ps reads its part of the checkpoint from its own
             # disk. Without ps, each worker reads the checkpoint.
-            restores=evaluates or replica.name in self.together,
+            restores=evaluates or replica.name in together,
             reads_data=replica.role != PS,
             peers=restoring_peers(self.job, peers) if replica.role in peers else None,
         )
-
-
-def tf_cluster(job: Job, specs: Mapping[str, ReplicaSpec]) -> str:
-    """Return the part of TF_CONFIG that all replicas share, as JSON."""
-    cluster = {
-        role: [
-            f"{host_name(job.name, job.namespace, role, index)}:{contract.TENSORFLOW_PORT}"
-            for index in range(spec.replicas)
-        ]
-        for role, spec in specs.items()
-        if role != EVALUATOR
-    }
-    return json.dumps(cluster)
 
 
 def _tf_config(replica: Replica) -> str:
@@ -133,41 +108,24 @@ def _tf_config(replica: Replica) -> str:
     return f'{{"cluster": $({contract.ENV_TF_CLUSTER}), "task": {task}, "environment": "cloud"}}'
 
 
-def _pod(form: _Form, spec: ReplicaSpec, replica: Replica) -> Manifest:
+def _recipe(form: _Form, spec: ReplicaSpec, replica: Replica) -> Recipe:
     job = form.job
-    env = {
+    cluster: dict[str, Value] = {
+        contract.ENV_TF_CLUSTER: FromConfig(_CLUSTER_FILE, form.cluster),
+        contract.ENV_TF_CONFIG: _tf_config(replica),
+    }
+    env: dict[str, Value] = {
         contract.ENV_UPDATES: job.spec.parameter_server_options.updates.value,
-        **({} if form.alone else {contract.ENV_TF_CONFIG: _tf_config(replica)}),
+        **({} if form.alone else cluster),
         "TF_GRPC_DEFAULT_OPTIONS": _GIVE_UP_SILENT,
     }
     if not spec.gpus and job.spec.accelerator.resource_name not in spec.resources.limits:
         env |= HIDDEN_GPUS
-    manifest = replica_pod(
-        job,
-        replica,
-        spec,
-        form.info(replica),
-        command=[*START],
-        env=env,
-        extra={"containers": [_container(probed=form.probed and replica.role in _SERVERS)]},
+    return Recipe(
+        spec=spec,
+        info=form.info(replica),
+        program=program_of(job.spec, spec),
+        environment=env,
+        ports={"tfjob-port": contract.TENSORFLOW_PORT},
+        ready="tfjob-port" if form.probed and replica.role in _SERVERS else None,
     )
-    container = started(manifest, program_of(job.spec, spec))
-    if not form.alone:
-        cluster = {
-            "name": contract.ENV_TF_CLUSTER,
-            "valueFrom": {"configMapKeyRef": {"name": config_name(job.name), "key": _CLUSTER_FILE}},
-        }
-        # The kubelet expands a variable only in the variables after it.
-        container["env"] = [cluster, *container["env"]]
-    return manifest
-
-
-def _container(*, probed: bool) -> Manifest:
-    ports = [
-        {"name": "tfjob-port", "containerPort": contract.TENSORFLOW_PORT},
-        {"name": "progress", "containerPort": contract.PROGRESS_PORT},
-    ]
-    if not probed:
-        return {"name": TRAINER_CONTAINER, "ports": ports}
-    probe = {"tcpSocket": {"port": contract.TENSORFLOW_PORT}, "periodSeconds": 2, "failureThreshold": 10}
-    return {"name": TRAINER_CONTAINER, "ports": ports, "readinessProbe": probe}

@@ -11,12 +11,14 @@ from typing import Any
 from dtj.api.job import Job
 from dtj.api.status import JobStatus
 from dtj.plan.model import Plan
-from dtj.plan.start import START_SCRIPT
+from dtj.plan.recipe import START_SCRIPT
 
 MOST_REPLICAS = 20_000
-"""Replicas in all cached plans together; each takes less than 1 kB."""
-# The plan has the templates of the job as data: four times the characters of the job file, and more, in bytes.
+"""The largest number of replicas in all cached plans together. Each replica takes less than 1 kB."""
+# A plan keeps the templates of its job as data. Long templates count as more replicas: data takes four times the
+# characters of the job file, and at least 64 bytes more for each line, which has one field or list entry.
 _CHARACTERS_A_REPLICA = 250
+_LINES_A_REPLICA = 5
 
 
 class PlanCache:
@@ -38,18 +40,20 @@ class PlanCache:
     def __call__(self, job: Job) -> Plan:
         """Return the plan of a job."""
         status = JobStatus(
-            # The plan of a job that has no attempt yet is that of its first attempt.
-            attempt=job.status.current_attempt,
+            # A job without an attempt gets the plan of its first attempt, so that the plan stays cached when that
+            # begins.
+            attempt=job.attempt,
             replica_attempts=job.status.replica_attempts,
             node_failures=job.status.node_failures,
             ssh_secret=job.status.ssh_secret,
             restarts=job.status.restarts,
             skipped_checkpoints=job.status.skipped_checkpoints,
             resumed_from=job.status.resumed_from,
-            # The first attempt begins with the job: its plan does not change when the status gets the time.
-            start_time=job.status.start_time if job.status.current_attempt > 1 else None,
+            # The plan of the first attempt does not need the start time. Leave it out: the status gets the time
+            # later, and the cached plan stays valid.
+            start_time=job.status.start_time if job.attempt > 1 else None,
         )
-        ended = job.status.finished
+        ended = job.finished
         job = replace(job, status=status)
         if ended:
             self._forget(job.uid)
@@ -77,6 +81,8 @@ class PlanCache:
 
 def weight(plan: Plan) -> int:
     """Return how many replicas a plan counts as."""
-    # All jobs share the start script.
-    texts = (text for name, text in plan.config["data"].items() if name != START_SCRIPT)
-    return len(plan.replicas) + sum(map(len, texts)) // _CHARACTERS_A_REPLICA
+    # Do not count the start script: all plans share one copy of the text.
+    texts: list[str] = [text for name, text in plan.config["data"].items() if name != START_SCRIPT]
+    lines = sum(text.count("\n") for text in texts)
+    data = sum(map(len, texts)) // _CHARACTERS_A_REPLICA + lines // _LINES_A_REPLICA
+    return len(plan.shape.replicas) + data

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, assert_never
 
+from dtj.api.git_annotations import git_state_of
 from dtj.api.identity import (
     API_VERSION,
     KIND,
@@ -13,22 +18,213 @@ from dtj.api.identity import (
     LABEL_JOB,
     LABEL_MANAGED_BY,
     LABEL_ROLE,
+    LABEL_ROUNDS,
     MANAGER,
 )
-from dtj.api.job import POD_USER, Job, Manifest
-from dtj.api.names import config_name, host_of, pod_name, service_name
-from dtj.api.pod_template import CONFIG_VOLUME, RUN_VOLUME, SHM_VOLUME, TRAINER_CONTAINER, WORKSPACE_VOLUME
-from dtj.api.spec import ReplicaSpec, Resume
+from dtj.api.job import POD_USER, Job, Manifest, written
+from dtj.api.names import config_name, dns_name, host_of, pod_name, service_name, together
+from dtj.api.pod_template import (
+    CONFIG_VOLUME,
+    DATA_CACHE_VOLUME,
+    RUN_VOLUME,
+    SHM_VOLUME,
+    TRAINER_CONTAINER,
+    WORKSPACE_VOLUME,
+    gpus_of,
+)
+from dtj.api.shape import Replica
+from dtj.api.spec import CacheClaim, CacheEmptyDir, CacheHostPath, DataCache, ReplicaSpec, Resume, WarmSpare
+from dtj.api.validation import cache_bytes
 from dtj.plan.code import code_environment, code_pod_spec
-from dtj.plan.data_cache import cache_environment, cache_pod_spec
-from dtj.plan.history import history_environment
 from dtj.plan.merge import merged
-from dtj.plan.model import Replica
-from dtj.plan.nodes import with_avoided_nodes, with_node_tolerations
-from dtj.plan.tracking import tracking_credentials, tracking_environment
+from dtj.plan.model import Plan
+from dtj.plan.recipe import File, FromConfig, Host, OfUser, Part, Port, Recipe, Render, Text, Value, rendered
 from dtj_trainer import contract
+from dtj_trainer.contract.history import CodeRecord
 
-# With NVIDIA's container runtime as the node's default, a replica without GPUs would otherwise see all of them.
+# Which nodes a pod avoids, and how long a pod stays bound to an unreachable node.
+
+LOST_NODE_SECONDS = 60
+"""Seconds that a pod stays bound to an unreachable node after the control plane marked the node. Kubernetes' default
+of 300 s suits services with several replicas; a training stands still while one pod is missing."""
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+def with_node_tolerations(pod: Manifest) -> Manifest:
+    """Add tolerations that make the control plane evict the pod soon from an unreachable node. Tolerations of the
+    template for the same taint stay.
+    """
+    tolerations = pod["spec"].get("tolerations") or []
+    if not isinstance(tolerations, list):
+        return pod  # The API server refuses a pod whose tolerations are not a list.
+    added = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
+        for key in _LOST
+        if not any(_is_about(toleration, key) for toleration in tolerations)
+    ]
+    return {**pod, "spec": {**pod["spec"], "tolerations": [*tolerations, *added]}}
+
+
+def with_avoided_nodes(pod: Manifest, nodes: Sequence[str]) -> Manifest:
+    """Add a preference against these nodes to the pod; other affinity stays.
+
+    The node affinity is preferred, not required: a job must not wait forever where no other node is free.
+    """
+    if not nodes:
+        return pod
+    elsewhere = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [*nodes]}
+    term = {"weight": 100, "preference": {"matchExpressions": [elsewhere]}}
+    own: Any = pod["spec"]
+    for field in ("affinity", "nodeAffinity", _PREFERRED):
+        own = own.get(field) if isinstance(own, dict) else None
+    terms = [*(own if isinstance(own, list) else []), term]
+    spec: Manifest = merged(pod["spec"], {"affinity": {"nodeAffinity": {_PREFERRED: terms}}})
+    return {**pod, "spec": spec}
+
+
+def _is_about(toleration: Any, key: str) -> bool:
+    """Return whether a toleration is for this taint. As in the API server, one without a key is for all taints."""
+    return (
+        isinstance(toleration, dict)
+        and (toleration.get("key") or key) == key
+        and (toleration.get("effect") or "NoExecute") == "NoExecute"
+    )
+
+
+# Variables that tell the pods of a job what to write into the history of jobs in the bucket.
+
+
+def history_of(job: Job) -> contract.History | None:
+    """Return what the history of a job needs; None for a job that keeps no artifacts or is not stored yet."""
+    if job.artifacts_uri is None or job.created is None:
+        return None
+    roles = job.given
+    return contract.History(
+        namespace=job.namespace,
+        name=job.name,
+        uid=job.uid,
+        created=job.created,
+        spec_digest=spec_digest(job),
+        strategy=job.spec.strategy,
+        world=_world(job),
+        restarts=job.status.restarts.model_dump(by_alias=True, exclude_none=True),
+        workers=worker.replicas if (worker := job.spec.replica_specs.worker) else None,
+        gpus=gpus_of(job.spec, {role: range(given.replicas) for role, given in roles.items()}),
+        deciders=_deciders(job),
+        start=job.status.start_time,
+        code=_code(job),
+    )
+
+
+def history_environment(job: Job) -> dict[str, str]:
+    """Return the variable of the pods that write the history; empty for a job that has none."""
+    history = history_of(job)
+    # Double each `$`: the kubelet expands `$(NAME)` in values and replaces `$$` by `$`. The name of a git branch may
+    # contain a `$`.
+    return {contract.ENV_HISTORY: history.to_json().replace("$", "$$")} if history is not None else {}
+
+
+def spec_digest(job: Job) -> str:
+    """Return the SHA-256 of the job's spec as JSON with sorted keys and without spaces, in hex."""
+    text = json.dumps(written(job)["spec"], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _code(job: Job) -> CodeRecord | None:
+    if job.spec.code is None:
+        return None
+    record: CodeRecord = {"digest": job.spec.code.digest}
+    state = git_state_of(job.annotations)
+    return record if state is None else {**record, "git": state}
+
+
+def _deciders(job: Job) -> str | None:
+    """Return the pods whose success is the job's success, in the words of the condition Succeeded."""
+    deciding = job.rules.named["decides"]
+    if not deciding:
+        return None
+    given = job.given.get(deciding[0])
+    count = given.replicas if given and job.rules.roles[deciding[0]].all_decide else 1
+    return together([pod_name(job.name, deciding[0], index) for index in range(max(count, 1))])
+
+
+def _world(job: Job) -> int:
+    """Return the number of ranks, or of the replicas that train where the strategy has no ranks."""
+    roles = job.given
+    if job.rules.ranked:
+        ranks = (job.rules.ranks_of(job.spec, role, 0) for role in roles)
+        return sum(len(each) * role.replicas for each, role in zip(ranks, roles.values(), strict=True))
+    others = job.rules.named["evaluates"] + job.rules.named["holds_state"]
+    return sum(role.replicas for name, role in roles.items() if name not in others)
+
+
+# The volume for blocks of the data set, in the pods of every strategy that read data.
+
+_FOLDER = str(contract.ROOT / contract.DATA_CACHE)
+
+
+def cache_environment(job: Job) -> dict[str, str]:
+    """Return the variables that name the cache and its size; empty where the job has none."""
+    cache = job.cache
+    if cache is None:
+        return {}
+    return {contract.ENV_DATA_CACHE: _FOLDER, contract.ENV_DATA_CACHE_BYTES: str(cache_bytes(cache))}
+
+
+def cache_pod_spec(job: Job) -> Manifest:
+    """Return what a pod spec needs for the cache; empty where the job has none."""
+    cache = job.cache
+    if cache is None:
+        return {}
+    mount = {"name": DATA_CACHE_VOLUME, "mountPath": _FOLDER}
+    security: Manifest = {}
+    source = cache.persistent_volume_claim or cache.empty_dir or cache.host_path
+    volume: Manifest
+    match source:
+        case CacheClaim():
+            volume = {"persistentVolumeClaim": {"claimName": source.claim_name}}
+            # By default, the kubelet would set the group of every cached file at the start of each pod.
+            security = {"securityContext": {"fsGroupChangePolicy": "OnRootMismatch"}}
+        case CacheEmptyDir():
+            volume = {"emptyDir": _empty_dir(cache, source)}
+        case CacheHostPath():
+            volume = {"hostPath": {"path": source.path, "type": "DirectoryOrCreate"}}
+            # Jobs of one namespace must not see the files of another. The kubelet creates the folder with the mode of
+            # the folder around it.
+            mount["subPath"] = job.namespace
+        case None:
+            raise ValueError("a cache without a volume: the job has faults")
+        case _:
+            assert_never(source)
+    return {
+        "containers": [{"name": TRAINER_CONTAINER, "volumeMounts": [mount]}],
+        "volumes": [{"name": DATA_CACHE_VOLUME, **volume}],
+        **security,
+    }
+
+
+def _empty_dir(cache: DataCache, source: CacheEmptyDir) -> Manifest:
+    # The kubelet evicts a pod whose emptyDir exceeds the limit. Allow a quarter more than the size of the cache: each
+    # rank of a pod removes old blocks only after it has written some new blocks.
+    limit = {"sizeLimit": str(cache_bytes(cache) * 5 // 4)}
+    return {"medium": source.medium.value, **limit} if source.medium else limit
+
+
+# Variables for the tracking server (MLflow), in the pod that uploads the artifacts of rank 0 or of the chief.
+
+
+def tracking_environment(job: Job) -> dict[str, str]:
+    """Return the variables that name the tracking server; empty where the job has none."""
+    mlflow = job.mlflow
+    if mlflow is None:
+        return {}
+    experiment = {contract.ENV_TRACKING_EXPERIMENT: mlflow.experiment} if mlflow.experiment else {}
+    return {contract.ENV_TRACKING_URI: OfUser(mlflow.uri), **experiment}
+
+
+# Hide the GPUs of the node from a replica that asks for none. Where NVIDIA's container runtime is the node's default,
+# the replica would see all GPUs.
 HIDDEN_GPUS = {"NVIDIA_VISIBLE_DEVICES": "void"}
 ON_LINUX = {"kubernetes.io/os": "linux"}
 """A node selector: a cluster may have Windows nodes, and no taint keeps pods from these nodes by default."""
@@ -68,25 +264,45 @@ def headless_service(job: Job) -> Manifest:
     }
 
 
-def replicas(
-    job: Job, role: str, count: int, attempt: int, apart: Mapping[str, int] | None = None
-) -> tuple[Replica, ...]:
-    """Return the pods of a role in an attempt. apart: other attempts, by `<role>-<index>`."""
-    apart = apart or {}
-    return tuple(
-        Replica(pod_name(job.name, role, index), role, index, apart.get(f"{role}-{index}", attempt))
-        for index in range(count)
+def restoring_peers(job: Job, pods: Mapping[str, int]) -> contract.Peers | None:
+    """Return how the pods that begin with the same checkpoint reach each other; None if no pod has another one.
+
+    pods: their number by role. They start together: none waits for one that is created later. Without artifacts, a
+    checkpoint comes from the pod of rank 0 alone, when the ranks restart in place.
+    """
+    if sum(pods.values()) < 2 or (job.spec.artifacts is None and rounds_of(job) is None):
+        return None
+    return contract.Peers(host_of(job.name, job.namespace, contract.Peers.POD), pods)
+
+
+def rounds_of(job: Job) -> contract.Rounds | None:
+    """Return what the pods need to know to restart their ranks in place; None: every failure ends the pods."""
+    policy = job.run_policy
+    if not (policy.restarts_in_place and job.rules.holds_rounds(job.spec)):
+        return None
+    return contract.Rounds(
+        before=job.status.restarts.application,
+        limit=policy.backoff_limit,
+        spare=policy.warm_spare is not WarmSpare.NEVER,
     )
 
 
-def restoring_peers(job: Job, pods: Mapping[str, int]) -> contract.Peers | None:
-    """Return how the pods that restore the same checkpoint reach each other; None if no pod has another one to ask.
+def ranks_info(job: Job, role: str, index: int, *, pods: int, slots: int = 1) -> contract.PodInfo:
+    """Return what the trainer needs to know in a pod that runs ranks. Each pod restores the newest checkpoint and
+    reads data, and the pod with rank 0 uploads.
 
-    pods: their number by role. They start together: none waits for one that is created later.
+    pods: the number of pods of the role. slots: the ranks in each pod.
     """
-    if job.spec.artifacts is None or sum(pods.values()) < 2:
-        return None
-    return contract.Peers(host_of(job.name, job.namespace, contract.Peers.POD), pods)
+    return contract.PodInfo(
+        role=role,
+        index=index,
+        slots=slots,
+        part="primary",
+        restores=True,
+        reads_data=True,
+        peers=restoring_peers(job, {role: pods}),
+        rounds=rounds_of(job),
+    )
 
 
 def trainer_container(pod: Manifest) -> Manifest:
@@ -95,70 +311,159 @@ def trainer_container(pod: Manifest) -> Manifest:
     return container
 
 
-def replica_pod(
-    job: Job,
-    replica: Replica,
-    spec: ReplicaSpec,
-    info: contract.PodInfo,
-    *,
-    command: list[str],
-    env: dict[str, str],
-    extra: Manifest,
-) -> Manifest:
-    """Return one pod: the common base, with the strategy's `extra` pod spec and the user's template merged over it.
+def with_pods(job: Job, plan: Plan) -> Plan:
+    """Return a strategy's plan with the variables of every strategy, and with pods for Kubernetes."""
+    common = Common(job)
 
-    info: what the trainer in the pod needs to know of the strategy.
-    """
-    given = _environment(job, replica) | {contract.ENV_POD: info.to_json()} | _accelerators(job, spec)
-    cached = info.reads_data
-    given |= (cache_environment(job) if cached else {}) | tracking_environment(job, info) | env
-    given |= code_environment(job, cached=cached)
-    given |= history_environment(job) if info.uploads == "primary" else {}
-    labels = {
-        LABEL_ROLE: replica.role,
-        LABEL_INDEX: str(replica.index),
-        LABEL_ATTEMPT: str(replica.attempt),
+    def recipe(replica: Replica) -> Recipe:
+        return complete(common, replica, plan.recipe(replica))
+
+    return replace(plan, recipe=recipe, pod=lambda replica: replica_pod(common, replica, recipe(replica)))
+
+
+@dataclass(frozen=True)
+class Common:
+    """What the pods of a job have in common, worked out when the first of them is made."""
+
+    job: Job
+
+    @cached_property
+    def service(self) -> str:
+        """Name of the Service."""
+        return service_name(self.job.name)
+
+    @cached_property
+    def config(self) -> str:
+        """Name of the ConfigMap."""
+        return config_name(self.job.name)
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """The variables of every strategy. Those of the replica itself are empty."""
+        return _environment(self.job)
+
+    @cached_property
+    def of_data(self) -> dict[str, str]:
+        """The variables of pods that read data."""
+        return cache_environment(self.job)
+
+    @cached_property
+    def of_code(self) -> Mapping[bool, dict[str, Text]]:
+        """The variables of the code, in pods that read data and in the others."""
+        return {cached: code_environment(self.job, cached=cached) for cached in (True, False)}
+
+    @cached_property
+    def of_tracking(self) -> dict[str, str]:
+        """The variables of the pod that writes to the tracking server."""
+        return tracking_environment(self.job)
+
+    @cached_property
+    def of_history(self) -> dict[str, str]:
+        """The variable of the pod that writes the history."""
+        return history_environment(self.job)
+
+    @cached_property
+    def variables(self) -> list[Manifest]:
+        """The job's own variables, as fields of a container."""
+        return [variable.model_dump(by_alias=True, exclude_none=True) for variable in self.job.spec.env]
+
+    @cached_property
+    def render(self) -> Render:
+        """See `in_cluster`."""
+        return in_cluster(self.job)
+
+    @cached_property
+    def data_pod_spec(self) -> Manifest:
+        """See `cache_pod_spec`."""
+        return cache_pod_spec(self.job)
+
+    @cached_property
+    def avoided(self) -> list[str]:
+        """The nodes that the pods avoid."""
+        return self.job.run_policy.avoided_nodes(self.job.status.node_failures)
+
+
+def complete(common: Common, replica: Replica, recipe: Recipe) -> Recipe:
+    """Return a strategy's recipe with the variables and the port of every strategy, and the variables of the job."""
+    info = recipe.info
+    primary = info.uploads == "primary"
+    environment: dict[str, Value] = {
+        **common.environment,
+        contract.ENV_ATTEMPT: str(replica.attempt),
+        contract.ENV_ROLE: replica.role,
+        contract.ENV_INDEX: str(replica.index),
+        contract.ENV_POD: info.to_json(),
+        **_accelerators(common.job, recipe.spec),
+        **(common.of_data if info.reads_data else {}),
+        **(common.of_tracking if primary else {}),
+        **recipe.environment,
+        **common.of_code[info.reads_data],
+        **(common.of_history if primary else {}),
     }
+    ports = recipe.ports | {"progress": contract.PROGRESS_PORT} if recipe.serves_progress else recipe.ports
+    return replace(recipe, environment=environment, ports=ports, variables=common.variables)
+
+
+def replica_pod(common: Common, replica: Replica, recipe: Recipe) -> Manifest:
+    """Return one pod for Kubernetes: the common base, with the recipe and the user's template merged over it.
+
+    recipe: as `complete` returns it.
+    """
+    job = common.job
+    command = [rendered(word, common.render) for word in recipe.command]
     base: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": metadata(job, replica.name, labels),
+        "metadata": metadata(job, replica.name, replica_labels(replica, recipe.info)),
         "spec": {
             "hostname": replica.name,
-            "subdomain": service_name(job.name),
+            "subdomain": common.service,
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": contract.TERMINATION_GRACE_SECONDS,
             "securityContext": pod_security(job.pod_user),
             "nodeSelector": dict(ON_LINUX),
-            "containers": [_container(job, spec, command, given) | _credentials(job, info)],
+            "containers": [_container(common, recipe, command) | _credentials(job, recipe.info)],
             "volumes": [
                 {"name": WORKSPACE_VOLUME, "emptyDir": {}},
                 {"name": RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
                 {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory"}},
-                {"name": CONFIG_VOLUME, "configMap": {"name": config_name(job.name)}},
+                {"name": CONFIG_VOLUME, "configMap": {"name": common.config}},
             ],
-            **_placement(job, spec),
+            **_placement(job, recipe.spec),
         },
     }
-    with_cache = merged(base, {"spec": cache_pod_spec(job)}) if cached else base
+    with_cache = base
+    if recipe.info.reads_data and common.data_pod_spec:
+        with_cache = merged(base, {"spec": common.data_pod_spec})
     with_code = merged(with_cache, {"spec": code_pod_spec(job)}) if job.spec.code else with_cache
-    pod: Manifest = merged(merged(with_code, {"spec": extra}), spec.template)
-    nodes = job.spec.run_policy.avoided_nodes(job.status.node_failures)
-    return with_avoided_nodes(with_node_tolerations(with_restricted_security(pod)), nodes)
+    pod: Manifest = merged(with_code, {"spec": _additions(recipe)})
+    if recipe.spec.template:
+        pod = merged(pod, recipe.spec.template)
+    recipe.set_program(trainer_container(pod), command)
+    return with_avoided_nodes(with_node_tolerations(with_restricted_security(pod)), common.avoided)
 
 
-def _container(job: Job, replica: ReplicaSpec, command: list[str], env: dict[str, str]) -> Manifest:
-    container: Manifest = {
+def replica_labels(replica: Replica, info: contract.PodInfo) -> dict[str, str]:
+    """Return the labels that tell a pod from the others of its job, and that say with which restarts it began."""
+    rounds = info.rounds
+    return {
+        LABEL_ROLE: replica.role,
+        LABEL_INDEX: str(replica.index),
+        LABEL_ATTEMPT: str(replica.attempt),
+        **({LABEL_ROUNDS: f"{rounds.before}-{rounds.limit}"} if rounds else {}),
+    }
+
+
+def _container(common: Common, recipe: Recipe, command: list[str]) -> Manifest:
+    job = common.job
+    return {
         "name": TRAINER_CONTAINER,
         "image": job.spec.image,
         "command": command,
-        "env": [
-            *({"name": name, "value": value} for name, value in env.items()),
-            *(variable.model_dump(by_alias=True, exclude_none=True) for variable in job.spec.env),
-        ],
-        "resources": _resources(job, replica),
+        "env": _variables(common, recipe),
+        "resources": _resources(job, recipe.spec),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": WORKSPACE_VOLUME, "mountPath": str(contract.ROOT)},
@@ -167,13 +472,53 @@ def _container(job: Job, replica: ReplicaSpec, command: list[str], env: dict[str
             {"name": CONFIG_VOLUME, "mountPath": str(contract.CONFIG_DIR), "readOnly": True},
         ],
     }
-    return container
+
+
+def _additions(recipe: Recipe) -> Manifest:
+    """Return the fields of a pod's spec that a strategy adds to the base."""
+    mounts = {"volumeMounts": [*recipe.mounts]} if recipe.mounts else {}
+    volumes = {"volumes": [*recipe.volumes]} if recipe.volumes else {}
+    return {"containers": [recipe.listening | mounts], **volumes}
+
+
+def in_cluster(job: Job) -> Render:
+    """Return how hosts, ports and files are named in a cluster."""
+
+    def render(part: Part) -> str:
+        match part:
+            case Host(pod):
+                return dns_name(pod, job.name, job.namespace)
+            case Port(number=number):
+                return str(number)
+            case File(folder, name):
+                return f"{folder}/{name}"
+            case _:
+                return part
+
+    return render
+
+
+def _variables(common: Common, recipe: Recipe) -> list[Manifest]:
+    """Return the variables of dtj and of the job as entries of a container."""
+    files: list[Manifest] = []
+    texts: list[Manifest] = []
+    for name, value in recipe.environment.items():
+        if isinstance(value, str):
+            texts.append({"name": name, "value": str(value)})
+        elif isinstance(value, FromConfig):
+            key = {"name": common.config, "key": value.file}
+            files.append({"name": name, "valueFrom": {"configMapKeyRef": key}})
+        else:
+            texts.append({"name": name, "value": rendered(value, common.render)})
+    # Put variables from files first: the kubelet expands `$(NAME)` only in variables that come after NAME.
+    return [*files, *texts, *recipe.variables]
 
 
 def _credentials(job: Job, info: contract.PodInfo) -> Manifest:
     """Return the container fields that refer to the credentials of a replica; empty if there are none."""
-    of_bucket: list[Manifest] = credentials(job).get("envFrom", [])
-    sources = [*of_bucket, *tracking_credentials(job, info)]
+    sources: list[Manifest] = credentials(job).get("envFrom", [])
+    if job.mlflow is not None and job.mlflow.secret_name is not None and info.uploads == "primary":
+        sources = [*sources, {"secretRef": {"name": job.mlflow.secret_name}}]
     return {"envFrom": sources} if sources else {}
 
 
@@ -236,14 +581,12 @@ def accelerator_tolerations(job: Job) -> list[Any]:
     return [taint, *accelerator.tolerations]
 
 
-def _environment(job: Job, replica: Replica) -> dict[str, str]:
+def _environment(job: Job) -> dict[str, str]:
     env = {
         contract.ENV_JOB: job.name,
         contract.ENV_NAMESPACE: job.namespace,
         contract.ENV_UID: job.uid,
-        contract.ENV_ATTEMPT: str(replica.attempt),
-        contract.ENV_ROLE: replica.role,
-        contract.ENV_INDEX: str(replica.index),
+        **dict.fromkeys((contract.ENV_ATTEMPT, contract.ENV_ROLE, contract.ENV_INDEX), ""),
         contract.ENV_STRATEGY: job.spec.strategy,
         contract.ENV_PROGRESS_PORT: str(contract.PROGRESS_PORT),
         "PYTHONUNBUFFERED": "1",
@@ -261,5 +604,5 @@ def _environment(job: Job, replica: Replica) -> dict[str, str]:
         if skipped := job.status.checkpoints_to_skip:
             env[contract.ENV_RESUME_SKIP] = " ".join(skipped)
         if artifacts.endpoint:
-            env["AWS_ENDPOINT_URL_S3"] = artifacts.endpoint
+            env["AWS_ENDPOINT_URL_S3"] = OfUser(artifacts.endpoint)
     return env

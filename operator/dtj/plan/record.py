@@ -14,9 +14,15 @@ from dtj.api.job import Job, Manifest
 from dtj.api.names import config_name, mpijob_config_name, record_name
 from dtj.api.status import JobStatus
 from dtj.plan.code import code_pod_spec
-from dtj.plan.history import history_environment, history_of
-from dtj.plan.nodes import with_node_tolerations
-from dtj.plan.pods import credentials, metadata, pod_security, with_restricted_security
+from dtj.plan.pods import (
+    credentials,
+    history_environment,
+    history_of,
+    metadata,
+    pod_security,
+    with_node_tolerations,
+    with_restricted_security,
+)
 from dtj.plan.template_fields import metadata_of_templates, resources_like_replicas, spec_of_templates
 from dtj.plan.tensorboard import bucket_variables, service_account
 from dtj_trainer import contract
@@ -25,7 +31,7 @@ from dtj_trainer.contract.history import RECORD_POD, EndRecord, RecordedPod, end
 DEADLINE_SECONDS = 180
 """Seconds from the start of a record pod on a node to its end, with the pull of its image."""
 END_BYTES = 64_000
-"""The longest `end.json` that a record pod is handed. Linux takes 128 KiB in one variable."""
+"""The largest size of `end.json`. The record pod gets the file in one variable, of which Linux allows 128 KiB."""
 _RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}}
 _OTHERWISE = {
     "requests": {"ephemeral-storage": "50Mi"},
@@ -39,18 +45,18 @@ def record_pod(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: s
 
     pods: the job's pods. time: RFC 3339. image: an image with Python, boto3 and `dtj_trainer`.
     """
-    end = json.dumps(fitted(end_of(job, status, pods, time)), ensure_ascii=False)
+    end = json.dumps(fitted(end_record_of(job, status, pods, time)), ensure_ascii=False)
     env = {
         contract.ENV_JOB: job.name,
         contract.ENV_ARTIFACTS_URI: job.artifacts_uri or "",
-        # The kubelet expands `$(NAME)` in values, and makes one `$` of two.
+        # Double each `$`: the kubelet expands `$(NAME)` in values and replaces `$$` by `$`.
         contract.ENV_END: end.replace("$", "$$"),
         **history_environment(job),
     }
     if job.spec.artifacts and job.spec.artifacts.endpoint:
         env["AWS_ENDPOINT_URL_S3"] = job.spec.artifacts.endpoint
-    name = record_name(job.name, job.short_uid, status.current_attempt, ended=status.finished)
-    # Without LABEL_JOB, as the pod of the TensorBoard: it is no pod of the job, and not behind the job's Service.
+    name = record_name(job.name, job.short_uid, max(status.attempt, 1), ended=status.finished)
+    # Leave out LABEL_JOB: the record pod is no replica of the job, and the job's Service must not select it.
     labels = {"app.kubernetes.io/name": "dtj-record", LABEL_MANAGED_BY: MANAGER, LABEL_RECORD: job.name}
     pod = record_template(job, image, env)
     taken = metadata_of_templates(job)
@@ -62,7 +68,7 @@ def record_pod(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: s
 
 def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
     """Return the record pod of a job without its metadata. env: variables besides those of the job's bucket."""
-    config = mpijob_config_name if job.spec.by_mpi_operator else config_name
+    config = mpijob_config_name if job.by_mpi_operator else config_name
     pod: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -94,7 +100,7 @@ def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
                 }
             ],
             "volumes": [
-                # A job whose spec is wrong has no ConfigMap.
+                # A job that failed because its spec is invalid has no ConfigMap.
                 {"name": "config", "configMap": {"name": config(job.name), "optional": True}},
                 {"name": "tmp", "emptyDir": {"sizeLimit": "10Mi"}},
                 *_code_volumes(job),
@@ -107,18 +113,18 @@ def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
 
 
 def _code_mounts(job: Job) -> Iterator[Manifest]:
-    """Yield the mounts of the archives in ConfigMaps, which are copied to the bucket."""
+    """Yield the mounts of archives from ConfigMaps. The record pod copies the archives to the bucket."""
     for container in code_pod_spec(job).get("containers", ()):
         yield from container["volumeMounts"]
 
 
 def _code_volumes(job: Job) -> Iterator[Manifest]:
     for volume in code_pod_spec(job).get("volumes", ()):
-        # The ConfigMap of a job that has failed may be gone.
+        # The record pod must start even if the user has deleted the ConfigMap of a failed job.
         yield {**volume, "configMap": {**volume["configMap"], "optional": True}}
 
 
-def end_of(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: str) -> EndRecord:
+def end_record_of(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: str) -> EndRecord:
     """Return the record of a status of a job that has a history.
 
     The pod that failed comes first. The name of the ssh Secret is left out.

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from importlib.resources import files
 
 from dtj.api.job import Job, Manifest, written
 from dtj.api.names import config_name
 from dtj.api.yaml_text import dump
-from dtj.plan.pods import metadata, trainer_container
+from dtj.plan.pods import metadata
+from dtj.plan.recipe import START_SCRIPT
 from dtj_trainer import contract
 
-START_SCRIPT = "start.sh"
-"""The key of the start script in the ConfigMap."""
 _MOST_REMEMBERED = 4_096
-"""Longer job files are not cached, because thousands of jobs may be as large as the API server accepts."""
-START = ("/bin/sh", str(contract.CONFIG_DIR / "start.sh"))
+"""Characters of the longest job file whose YAML is cached. Thousands of longer files could exhaust the memory."""
+START = ("/bin/sh", str(contract.CONFIG_DIR / START_SCRIPT))
 """The command of every container, before the words of the program."""
-
-
-def started(pod: Manifest, program: Sequence[str]) -> Manifest:
-    """Make the container of a pod start these words, and return the container.
-
-    dtj-launch also starts a role's own command, so that its artifacts and its exit code are handled as for others.
-    """
-    container = trainer_container(pod)
-    container["command"] = [*START, *program]
-    container.pop("args", None)
-    return container
 
 
 def config_map(job: Job, extra: Mapping[str, str], name: str | None = None) -> Manifest:
@@ -53,7 +41,7 @@ def _job_file(job: Job) -> str:
 
 @lru_cache(maxsize=2048)
 def _as_yaml(job: str) -> str:
-    """Cached, because it is most of the work of a plan: 20 MB of texts at most."""
+    """Convert a job from JSON to YAML. The conversion takes most of the time of a plan, so results are cached."""
     return dump(json.loads(job), width=80)
 
 

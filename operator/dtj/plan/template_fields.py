@@ -1,22 +1,23 @@
-"""What the pods beside the replicas, the record pod and the TensorBoard, take from the templates of the replicas.
+"""Fields that the record pod and the TensorBoard's pod take over from the pod templates of the replicas.
 
-A policy, a quota or the nodes of a namespace may demand labels, limits or a selector of every pod. Whoever runs a job
-there has put them into the templates.
+A policy, a quota or the nodes of a namespace may demand labels, limits or a selector of every pod. The templates of a
+job that runs in such a namespace have these fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dtj.api.job import Job, Manifest
-from dtj.api.pod_template import TRAINER_CONTAINER, list_of, object_of, objects_of
+from dtj.api.pod_template import list_of, object_of, own_trainer
 from dtj.api.quantities import amount
 from dtj.plan.pods import ON_LINUX, accelerator_tolerations
 
-# Fields of a pod's spec without which no pod of the namespace may start.
+# Fields of a pod's spec that every pod of the namespace may need in order to start.
 _FIELDS = ("tolerations", "imagePullSecrets", "priorityClassName")
-# Keys with which a scheduler, or dtj itself, would take the pod for a replica.
+# Prefixes of labels and annotations that are not taken over: with them, a scheduler or dtj would treat the pod as a
+# replica of the job.
 _OF_REPLICAS = (
     "dtj.dev/",
     "kueue.x-k8s.io/",
@@ -54,7 +55,7 @@ def spec_of_templates(job: Job, *, beside_gpus: bool) -> Manifest:
     gpus = any(replica.gpus for replica in job.spec.replica_specs.with_pods().values())
     places = [object_of(template.get("spec")) for template in _templates(job, with_gpus=beside_gpus)]
     selector = next(filter(None, (_texts(spec.get("nodeSelector")) for spec in places)), {})
-    # Affinity to other pods is about replicas.
+    # Take only the affinity to nodes. An affinity to pods would place the pod beside the replicas.
     nodes = next(filter(None, (object_of(spec.get("affinity")).get("nodeAffinity") for spec in places)), None)
     if (selector or nodes) and gpus and beside_gpus:
         found["tolerations"] = [*accelerator_tolerations(job), *list_of(found["tolerations"])]
@@ -70,9 +71,10 @@ def resources_like_replicas(job: Job, own: Amounts, otherwise: Amounts) -> dict[
     at most those of a replica.
     """
     result = {kind: dict(own.get(kind, {})) for kind in ("requests", "limits")}
+    stated_amounts = _stated(job)
     for kind, given in result.items():
         more = otherwise.get(kind, {})
-        for stated in _stated(job, kind):
+        for stated in (each[kind] for each in stated_amounts):
             for name in (name for name in more if name in stated and name not in given):
                 given[name] = _least(more[name], stated[name])
     for name, limit in result["limits"].items():
@@ -82,19 +84,21 @@ def resources_like_replicas(job: Job, own: Amounts, otherwise: Amounts) -> dict[
 
 
 def _templates(job: Job, *, with_gpus: bool = True) -> list[Manifest]:
-    """Return the templates that are objects. A job whose spec has faults has a record pod, too."""
+    """Return the templates that are objects. A job with an invalid template also gets a record pod."""
     replicas = job.spec.replica_specs.with_pods().values()
     roles = (replica.template for replica in replicas if with_gpus or not replica.gpus)
     return [each for each in (job.spec.tensorboard.template, *roles) if isinstance(each, dict)]
 
 
-def _stated(job: Job, kind: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the requests or limits of the trainer of each role."""
-    for replica in job.spec.replica_specs.with_pods().values():
-        yield getattr(replica.resources, kind)
-        for container in objects_of(object_of(object_of(replica.template).get("spec")).get("containers")):
-            if container.get("name") == TRAINER_CONTAINER:
-                yield object_of(object_of(container.get("resources")).get(kind))
+def _stated(job: Job) -> list[Amounts]:
+    """Return the requests and limits of each role's trainer container, the first choice first."""
+    stated: list[Amounts] = []
+    for replica in (given for given in job.given.values() if given.replicas):
+        stated.append(vars(replica.resources))
+        if replica.template:
+            own = object_of(own_trainer(replica).get("resources"))
+            stated.append({kind: object_of(own.get(kind)) for kind in ("requests", "limits")})
+    return stated
 
 
 def _least(one: str, other: Any) -> Any:

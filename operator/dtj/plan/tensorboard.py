@@ -16,16 +16,15 @@ from dtj.api.names import tensorboard_name
 from dtj.api.pod_template import TENSORBOARD_CONTAINER
 from dtj.plan.merge import merged
 from dtj.plan.model import TensorBoard
-from dtj.plan.nodes import with_node_tolerations
-from dtj.plan.pods import credentials, metadata, pod_security, with_restricted_security
+from dtj.plan.pods import credentials, metadata, pod_security, with_node_tolerations, with_restricted_security
 from dtj.plan.template_fields import metadata_of_templates, resources_like_replicas, spec_of_templates
 from dtj_trainer import contract
 
 DEFAULT_IMAGE = own_image("dtj-tensorboard")
 ANNOTATION_DIGEST = f"{GROUP}/spec-digest"
-"""A digest of the Deployment's spec. The server adds defaults, so that the stored spec can't be compared itself."""
+"""A digest of the Deployment's spec. The stored spec can't be compared, because the API server adds defaults."""
 OFF = "off"
-"""The digest of a Deployment that was turned off."""
+"""The value in place of a digest on a Deployment that was scaled to 0 replicas."""
 _DEFAULT_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 _OTHERWISE = {"requests": {"ephemeral-storage": "50Mi"}, "limits": {"cpu": "1", "ephemeral-storage": "11Gi"}}
 # Event files are small. The limit keeps a job that writes more from filling its node's disk.
@@ -41,7 +40,7 @@ def tensorboard(job: Job, default_image: str) -> TensorBoard | None:
     spec = {
         "replicas": 1,
         "revisionHistoryLimit": 0,
-        # Recreate: two pods at a time may exceed a quota.
+        # Delete the old pod before the new pod is created: two pods at a time may exceed a quota.
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": selector},
         "template": _template(job, default_image),
@@ -154,7 +153,7 @@ def service_account(job: Job) -> Manifest:
     """Use the replicas' service account, if the bucket is accessed with its role (IRSA, Pod Identity)."""
     if job.spec.artifacts is None or job.spec.artifacts.secret_name:
         return {}
-    # The template of a job with faults, which has a record pod, may have another form.
+    # A job with an invalid template also gets a record pod, so the spec in the template may be no object.
     specs = (replica.template.get("spec") for replica in job.spec.replica_specs.with_pods().values())
     names = (spec.get("serviceAccountName") for spec in specs if isinstance(spec, dict))
     return next(({"serviceAccountName": name} for name in names if name), {})

@@ -1,33 +1,35 @@
-"""torch.distributed with static ranks: the environment of a worker's pod says its ranks and the address of rank 0.
+"""The plan of TorchDistributed: the variables of a pod give the numbers of its ranks and the address of rank 0.
 
-Where dtj starts the ranks, the variables are those that torchrun gives to a rank (`RANK`, `MASTER_ADDR`, …). Where
-the command starts the ranks, the variables are those that torchrun reads instead of its flags (`PET_NNODES`, …). A
-pod with one rank has both, so that the program may also be a script that calls torchrun.
+If dtj starts the ranks, the variables are those that torchrun gives to a rank (`RANK`, `MASTER_ADDR`, …). If the
+command starts the ranks, the variables are those that torchrun reads instead of its flags (`PET_NNODES`, …). A pod
+with one rank has both, so that the program may also be a script that calls torchrun.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from dtj.api.accelerate import ENV_USE_CPU, missing_options
-from dtj.api.job import Job, Manifest
-from dtj.api.names import host_name
-from dtj.api.pod_template import TRAINER_CONTAINER, asks_for_devices, limits_of, program_of
+from dtj.api.job import Job
+from dtj.api.names import pod_name
+from dtj.api.pod_template import asks_for_devices, limits_of, program_of
 from dtj.api.quantities import amount
-from dtj.api.torch_command import ACCELERATE
-from dtj.api.torch_distributed import WORKER, StartedBy, procs_per_worker, ranks_start
-from dtj.plan.model import Plan, Replica
-from dtj.plan.pods import headless_service, replica_pod, replicas, restoring_peers
-from dtj.plan.start import START, config_map, script, started
+from dtj.api.shape import Replica, shape_of
+from dtj.api.spec import StartedBy
+from dtj.api.torch_command import ACCELERATE, ENV_USE_CPU, missing_options
+from dtj.api.torch_distributed import WORKER, ranks_start
+from dtj.plan.model import Plan
+from dtj.plan.pods import headless_service, ranks_info
+from dtj.plan.recipe import Host, Port, Recipe, Text, Value, address
+from dtj.plan.start import config_map, script
 from dtj_trainer import contract
 
 _FIRST_PORT, _PORTS = 29500, 100
 _SHUTDOWN_SECONDS = contract.STOP_SECONDS - 2
-"""Seconds from the SIGTERM of torchrun's ranks to their SIGKILL; torchrun's own default is 30. Ranks of torchrun live
-in sessions of their own: torchrun must end the ranks before dtj-launch kills torchrun."""
+"""Seconds from torchrun's SIGTERM to its ranks until their SIGKILL; torchrun's own default is 30. torchrun must end
+its ranks before dtj-launch kills torchrun: the ranks have sessions of their own, and would continue without it."""
 _REFERENCE = re.compile(r"\$\$|\$\(([^()]*)\)")
 
 
@@ -36,42 +38,29 @@ def torch_distributed_plan(job: Job) -> Plan:
     worker = job.spec.worker
     start = ranks_start(job.spec)
     by_command = start.by is StartedBy.COMMAND
-    workers = replicas(job, WORKER, worker.replicas, job.status.current_attempt)
-    names = tuple(replica.name for replica in workers)
+    shape = shape_of(job)
     world = _World(job, by_command=by_command)
     program = program_of(job.spec, worker)
-    if world.procs > 1 and not by_command:
-        program = _for_each_rank(program)
     for launcher in start.launchers:
         if launcher.name == ACCELERATE and launcher.at is not None:
             program[launcher.at : launcher.at] = missing_options(launcher, world.workers, world.procs)
 
-    def pod(replica: Replica) -> Manifest:
-        info = contract.PodInfo(
-            role=WORKER,
-            index=replica.index,
-            slots=world.procs,
-            part="primary",
-            restores=True,
-            reads_data=True,
-            peers=restoring_peers(job, {WORKER: worker.replicas}),
+    def recipe(replica: Replica) -> Recipe:
+        index = replica.index
+        info = ranks_info(job, WORKER, index, pods=worker.replicas, slots=world.procs)
+        return Recipe(
+            spec=worker,
+            info=info,
+            program=_left_to_launch(program, world.expanded_by_launch(rounds=info.rounds is not None)),
+            environment=world.environment(index),
+            ports=world.ports(index),
         )
-        extra = {"containers": [_container(world, replica.index)]}
-        env = world.environment(replica.index)
-        manifest = replica_pod(job, replica, worker, info, command=[*START], env=env, extra=extra)
-        started(manifest, program)
-        return manifest
 
     return Plan(
+        shape=shape,
         service=headless_service(job),
         config=config_map(job, {} if by_command else {"strategy.sh": script("torch.sh")}),
-        ssh_secret=None,
-        stages=(workers,),
-        pod=pod,
-        decisive=names,
-        reporter=names[0],
-        serves_progress=frozenset(names),
-        port_variables=dict.fromkeys(("MASTER_PORT", "PET_MASTER_PORT"), names[0]),
+        recipe=recipe,
     )
 
 
@@ -90,40 +79,61 @@ class _World:
     @cached_property
     def procs(self) -> int:
         """Ranks in each pod."""
-        return procs_per_worker(self.job.spec)
+        return self.job.procs
 
     @property
     def may_call_torchrun(self) -> bool:
         """Whether a torchrun in the program can start the ranks of a pod."""
         return self.by_command or self.procs == 1
 
+    def expanded_by_launch(self, *, rounds: bool) -> frozenset[str]:
+        """Return the variables whose values dtj-launch knows, and not the kubelet: those that differ by rank, and in
+        a job whose ranks are restarted in place those that differ by round.
+        """
+        by_rank = contract.PER_RANK_VARIABLES if self.procs > 1 and not self.by_command else ()
+        return frozenset((*by_rank, *(contract.PER_ROUND_VARIABLES if rounds else ())))
+
     @property
     def port(self) -> int:
         """MASTER_PORT. Another process may hold the port: the next attempt takes another one."""
-        return _FIRST_PORT + self.job.status.current_attempt % _PORTS
+        return _FIRST_PORT + self.job.attempt % _PORTS
 
-    def environment(self, index: int) -> dict[str, str]:
+    @cached_property
+    def master(self) -> str:
+        """Name of the pod with rank 0."""
+        return pod_name(self.job.name, WORKER, 0)
+
+    def environment(self, index: int) -> dict[str, Value]:
         """Return the variables of one worker's pod."""
-        master = host_name(self.job.name, self.job.namespace, WORKER, 0)
         ranks = self.workers * self.procs
-        env = {
+        env: dict[str, Value] = {
             contract.ENV_WORLD_SIZE: str(ranks),
             contract.ENV_SLOTS_PER_WORKER: str(self.procs),
-            "MASTER_ADDR": master,
-            "MASTER_PORT": str(self.port),
+            "MASTER_ADDR": Host(self.master),
+            "MASTER_PORT": Port(self.master, self.port),
             "WORLD_SIZE": str(ranks),
             "GROUP_RANK": str(index),
         }
         if self.may_call_torchrun:
-            env |= self._for_torchrun(index, master)
+            env |= self._for_torchrun(index)
         if not self.by_command:
             env |= self._for_ranks(index)
         if self.workers > 1:
-            env[contract.ENV_START_BARRIER] = f"{master}:{contract.START_BARRIER_PORT}"
+            env[contract.ENV_START_BARRIER] = address(self.master, contract.START_BARRIER_PORT)
         return env | self._defaults
 
+    def ports(self, index: int) -> dict[str, int]:
+        """Return the ports of one worker's pod."""
+        # Keep this port first, as earlier releases did: pods of the same spec stay the same after an upgrade.
+        ports = {"progress": contract.PROGRESS_PORT}
+        if index == 0:
+            ports["master"] = self.port
+            if self.workers > 1:
+                ports["start-barrier"] = contract.START_BARRIER_PORT
+        return ports
+
     def _for_ranks(self, index: int) -> dict[str, str]:
-        """Return what torchrun would give to the first rank of the pod."""
+        """Return the variables that torchrun would set for the first rank of the pod."""
         job, first = self.job, index * self.procs
         size = str(self.workers * self.procs)
         return {
@@ -134,32 +144,32 @@ class _World:
             "ROLE_RANK": str(first),
             "ROLE_WORLD_SIZE": size,
             "TORCHELASTIC_RUN_ID": job.uid,
-            "TORCHELASTIC_RESTART_COUNT": str(job.status.current_attempt - 1),
+            "TORCHELASTIC_RESTART_COUNT": str(job.attempt - 1),
             "TORCHELASTIC_MAX_RESTARTS": str(job.run_policy.backoff_limit),
             "TORCHELASTIC_ERROR_FILE": str(contract.ROOT / contract.TORCH_ERROR_FILE.format(rank=first)),
         }
 
-    def _for_torchrun(self, index: int, master: str) -> dict[str, str]:
-        """Return what torchrun reads instead of its flags, and RANK as a PyTorchJob has it: the pod's number."""
+    def _for_torchrun(self, index: int) -> dict[str, Text]:
+        """Return the variables that torchrun reads instead of flags, and RANK as in a PyTorchJob: the pod's index."""
         return {
             "RANK": str(index),
             "PET_NNODES": str(self.workers),
             "PET_NPROC_PER_NODE": str(self.procs),
             "PET_NODE_RANK": str(index),
-            "PET_MASTER_ADDR": master,
-            "PET_MASTER_PORT": str(self.port),
+            "PET_MASTER_ADDR": Host(self.master),
+            "PET_MASTER_PORT": Port(self.master, self.port),
             "PET_RDZV_BACKEND": "static",
-            "PET_RDZV_ENDPOINT": f"{master}:{self.port}",
+            "PET_RDZV_ENDPOINT": address(self.master, self.port),
             "PET_RDZV_ID": self.job.uid,
             "PET_MAX_RESTARTS": "0",
         }
 
     @cached_property
     def _defaults(self) -> dict[str, str]:
-        """The variables that the job may set itself, without those that its `env` sets.
+        """Return defaults for variables that the job's `env` does not set.
 
-        The ranks of a container share its CPU limit. Without a limit, several ranks get one thread each, as torchrun
-        has it.
+        The ranks of a container share its CPU limit. Without a limit, several ranks get one thread each, as with
+        torchrun.
         """
         worker = self.job.spec.worker
         defaults = {}
@@ -176,20 +186,9 @@ class _World:
         return {name: value for name, value in defaults.items() if name not in own}
 
 
-def _for_each_rank(program: Sequence[str]) -> list[str]:
-    """Escape the references to variables that differ by rank, so that the kubelet leaves them to dtj-launch."""
+def _left_to_launch(program: Sequence[str], names: Collection[str]) -> list[str]:
+    """Escape the references to these variables, so that the kubelet leaves them to dtj-launch."""
     return [
-        _REFERENCE.sub(
-            lambda found: f"${found[0]}" if found[1] in contract.PER_RANK_VARIABLES else found[0], word
-        )
+        _REFERENCE.sub(lambda found: f"${found[0]}" if found[1] in names else found[0], word)
         for word in program
     ]
-
-
-def _container(world: _World, index: int) -> Manifest:
-    ports = [{"name": "progress", "containerPort": contract.PROGRESS_PORT}]
-    if index == 0:
-        ports.append({"name": "master", "containerPort": world.port})
-        if world.workers > 1:
-            ports.append({"name": "start-barrier", "containerPort": contract.START_BARRIER_PORT})
-    return {"name": TRAINER_CONTAINER, "ports": ports}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtj.api.job import Manifest
-from dtj.plan.model import Replica
+from dtj.api.shape import Replica
 
 
 @dataclass(frozen=True)
@@ -92,4 +92,4 @@ ControllerAction = AwaitEarlier | EnsurePodGroup | DeletePodGroup | CreateMpiJob
 """An action on an object of a scheduler or of another operator, or a wait for pods to end."""
 Action = PodAction | ObjectAction | ControllerAction
 CREATIONS = (AwaitEarlier, Create, CreateMpiJob, CreateOwn, CreatePod, CreateSshSecret, EnsurePodGroup)
-"""The actions that the API server may refuse for long, and the wait that precedes them."""
+"""The actions that the API server may refuse for a long time, and the wait for earlier pods before a creation."""

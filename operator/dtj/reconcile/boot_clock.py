@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-# Python has CLOCK_BOOTTIME on Linux. On macOS, CLOCK_MONOTONIC counts the time in which the machine sleeps.
+# A clock that also counts the time in which the machine sleeps: CLOCK_BOOTTIME on Linux, CLOCK_MONOTONIC on macOS.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -29,10 +29,10 @@ class BootLoop(asyncio.SelectorEventLoop):
 
 
 @dataclass(frozen=True)
-class Clock:
+class BootClock:
     """The current time, and a clock for elapsed time."""
 
     now: Callable[[], datetime]
-    """The time of the API server, for statuses and events. Somebody may set this time back."""
+    """Returns the time of the API server, for statuses and events. An administrator may set this time back."""
     elapsed: Callable[[], float] = boot_clock
     """Seconds of a monotonic clock, for waits within the process."""

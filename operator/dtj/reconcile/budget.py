@@ -1,16 +1,16 @@
-"""How much memory the jobs of each namespace may take, and which jobs are over it."""
+"""The budget of memory for the jobs of each namespace, and the jobs that do not fit into it."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 
 NAMESPACE_BYTES = 64_000_000
-"""The default for one namespace."""
+"""The default budget of one namespace, in bytes."""
 _LARGE_PART = 64
-"""A job that takes more than this part of what its namespace may take is large."""
+"""A job that takes more than this fraction (1/64) of its namespace's budget is large."""
 _SMALL, _BIG, _OVER = range(3)
 _Rank = tuple[int, float, str]
-"""Small, large, or ended; the place among those; the uid."""
+"""The order in which jobs get room: small, large, or ended; the order among these; the uid."""
 
 
 class Budget:
@@ -28,9 +28,9 @@ class Budget:
         self._ranks: dict[str, _Rank] = {}
         self._bytes: dict[str, int] = {}
         self._fitting = 0
-        """So many jobs at the beginning of the order have room."""
+        """The number of jobs, from the beginning of the order, that fit into the budget."""
         self._held = 0
-        """The bytes of these jobs."""
+        """The bytes of the jobs that fit into the budget."""
 
     def put(self, uid: str, created: float, size: int, *, ended: bool) -> set[str]:
         """Add a job, or replace its size. Return the uids of the jobs that may have got or lost room.

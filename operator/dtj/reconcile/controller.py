@@ -7,10 +7,10 @@ import logging
 import time
 
 from dtj.cluster.port import ApiError
-from dtj.reconcile.metrics import Metrics
+from dtj.reconcile.health import Stuck
+from dtj.reconcile.metrics import OperatorMetrics
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
-from dtj.reconcile.stuck import Stuck
 from dtj.reconcile.view import Key, View
 
 _log = logging.getLogger(__name__)
@@ -19,14 +19,16 @@ _RESYNC_SECONDS = 300.0
 # The operator is stuck when a key waits longer than this, or when a pass gets no answer to a request for longer.
 STUCK_SECONDS = 120.0
 _CONFLICT = 409
-# The trigger may report a change of a job by this much later than the cache.
+# kopf's watch, which triggers passes, may report a change of a job this many seconds later than the cache.
 _TRIGGER_SECONDS = 0.1
 
 
 class Controller:
     """Runs passes until `stop`."""
 
-    def __init__(self, queue: WorkQueue, reconciler: Reconciler, view: View, metrics: Metrics) -> None:
+    def __init__(
+        self, queue: WorkQueue, reconciler: Reconciler, view: View, metrics: OperatorMetrics
+    ) -> None:
         self.queue = queue
         self._reconciler = reconciler
         self._view = view
@@ -57,9 +59,8 @@ class Controller:
         asyncio.get_running_loop().call_later(_TRIGGER_SECONDS, self._add_if_unread, key)
 
     def _add_if_unread(self, key: Key) -> None:
-        """Add the key unless a pass has read, or written, the version of the job in the cache."""
-        version = self._version(key)
-        if version != self._read.get(key) and not (version and self._reconciler.is_echo(key, version)):
+        """Add the key unless the last pass already read the version of the job that the cache has."""
+        if self._version(key) != self._read.get(key):
             self.queue.add(key)
 
     def _version(self, key: Key) -> str | None:
@@ -115,7 +116,9 @@ class Controller:
             self.queue.retry(key, error.retry_after or 0.0)
         except Exception:  # noqa: BLE001 - one job's trouble must not end the worker that others need
             self._metrics.reconcile_failures.inc()
-            _log.exception("%s/%s: the pass broke off", *key)
+            _log.exception(
+                "%s/%s: the pass over this job ended with an unexpected error; the next pass is in 1 s", *key
+            )
             self.queue.retry(key, 1.0)
         else:
             self.queue.forget(key)

@@ -1,16 +1,129 @@
-"""Leader election: at most one replica of the operator works, and that replica stops before another one may begin."""
+"""The election of the leader by a Lease, after client-go's leaderelection, and the thread that renews the Lease.
+
+`process` waits for the election before it starts the leader. The rules are pure; the Lease is read and written at the
+end of the module.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import math
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from datetime import datetime
-from typing import NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
-from dtj.reconcile.lease import API_VERSION, KIND, Observed, Timing, claimed, released
+
+# The Lease by which replicas of the operator agree on the one that works, after client-go's leaderelection. Pure.
+#
+# The operator does not use `kubernetes.aio.leaderelection`: that module judges expiry by the wall clock, lets one
+# request that hangs outlast the lease, and does not release the lease.
+
+API_VERSION, KIND = "coordination.k8s.io/v1", "Lease"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of an election in seconds. The names are those of kube-scheduler's flags.
+
+    Another candidate replaces a lost leader after retry_period and lease_duration: the candidate may see the last
+    renewal retry_period late. The replacement takes 12 s and the time to fill the caches. With client-go's 15, 10 and
+    2 s, little time of 20 s would remain for the caches.
+    """
+
+    lease_duration: float = 10.0
+    """Another candidate may take a lease that nobody has renewed for this time."""
+    renew_deadline: float = 7.0
+    """A leader that could not renew the lease for this time stops."""
+    retry_period: float = 2.0
+    """The time between two reads or renewals of the lease."""
+
+    def __post_init__(self) -> None:
+        if not self.lease_duration > self.renew_deadline > self.retry_period > 0:
+            raise ValueError(
+                "the lease duration must be longer than the renew deadline, and the renew deadline longer than the "
+                f"retry period; got {self.lease_duration:g}, {self.renew_deadline:g} and {self.retry_period:g} s"
+            )
+
+    @property
+    def request_timeout(self) -> float:
+        """The timeout of one request in seconds. After a request that hangs, time remains for another request."""
+        return self.renew_deadline / 2
+
+
+class ObservedLease:
+    """The lease as one candidate has seen the lease, in seconds of the candidate's own clock.
+
+    A candidate never compares clocks of two machines: a lease expires when it has not *changed* for its duration.
+    """
+
+    def __init__(self) -> None:
+        self._spec: Manifest = {}
+        self._since = 0.0
+
+    @property
+    def holder(self) -> str:
+        """The identity of the lease's holder; empty when nobody holds the lease."""
+        return self._spec.get("holderIdentity") or ""
+
+    def see(self, lease: Manifest | None, now: float) -> None:
+        """Note the lease that the API server returned. lease: None when the lease does not exist. now: seconds."""
+        spec = (lease or {}).get("spec") or {}
+        if spec != self._spec:
+            self._spec, self._since = spec, now
+
+    def free_at(self, timing: Timing) -> float:
+        """Return when a candidate that is not the holder may take the lease, in seconds of the candidate's clock."""
+        if not self.holder:
+            return self._since
+        return self._since + (self._spec.get("leaseDurationSeconds") or timing.lease_duration)
+
+
+def claimed(
+    lease: Manifest | None, place: Manifest, identity: str, now: datetime, timing: Timing
+) -> Manifest:
+    """Return the lease as this candidate takes or renews the lease.
+
+    lease: the stored lease; None when the lease does not exist. The result has the resourceVersion of a stored lease,
+    so of two candidates that claim the lease at once, the API server refuses one.
+    place: metadata for a lease that does not exist.
+    """
+    if lease is None:
+        return _lease(place, identity, timing.lease_duration, _written(now), _written(now), 0)
+    spec = lease.get("spec") or {}
+    held = spec.get("holderIdentity") == identity
+    acquired = spec["acquireTime"] if held and spec.get("acquireTime") else _written(now)
+    transitions = (spec.get("leaseTransitions") or 0) + (not held)
+    return _lease(lease["metadata"], identity, timing.lease_duration, acquired, _written(now), transitions)
+
+
+def released(lease: Manifest, now: datetime) -> Manifest:
+    """Return the lease without a holder. Another candidate takes the lease when it next reads the lease."""
+    time = _written(now)
+    return _lease(lease["metadata"], "", 1, time, time, lease["spec"].get("leaseTransitions") or 0)
+
+
+def _lease(
+    metadata: Manifest, holder: str, seconds: float, acquired: str, renewed: str, transitions: int
+) -> Manifest:
+    spec: dict[str, Any] = {
+        "holderIdentity": holder,
+        "leaseDurationSeconds": math.ceil(seconds),
+        "acquireTime": acquired,
+        "renewTime": renewed,
+        "leaseTransitions": transitions,
+    }
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+
+
+def _written(time: datetime) -> str:
+    """Format a time as a MicroTime of Kubernetes. Only people read it: candidates decide by monotonic clocks."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
 
 _log = logging.getLogger(__name__)
 _SHORTEST_PAUSE = 0.05
@@ -60,7 +173,7 @@ class Elector:
         self._clock = clock
         self._now = now
         self._alive = alive
-        self._observed = Observed()
+        self._observed = ObservedLease()
         self._lease: Manifest | None = None
         """The lease as this process last wrote it; None when the stored lease is not known."""
         self._leads_until = float("-inf")
@@ -102,7 +215,7 @@ class Elector:
             try:
                 async with asyncio.timeout(self._leads_until - begin):
                     if not self._alive():
-                        _log.warning("the lease is not renewed: the operator's event loop stands still")
+                        _log.warning("the lease is not renewed: the operator's event loop is blocked")
                     elif not await self._attempt():
                         self._leads_until = float("-inf")
                         raise LeaseLost(f"{self._observed.holder or 'nobody'} holds the lease now")
@@ -124,7 +237,7 @@ class Elector:
                 await self._in_time(self._leases.replace(released(lease, self._now())))
                 _log.info("the lease is released")
         except (ApiError, TimeoutError) as error:
-            _log.warning("the lease was not released, it expires by itself: %s", _said(error))
+            _log.warning("the lease could not be released, and will expire: %s", _said(error))
 
     async def _attempt(self) -> bool:
         """Take or renew the lease, and return whether this process holds it. Raises ApiError and TimeoutError.
@@ -139,7 +252,8 @@ class Elector:
                 return False
         wanted = claimed(known, self._place, self._identity, self._now(), self._timing)
         self._claimed = True
-        # Count the deadline from before the request. Other candidates count from when they see the stored lease.
+        # Count the renew deadline from before the request, so that it ends before the lease expires for others. They
+        # count from the time at which they see the stored lease.
         sent = self._clock()
         write = self._leases.create if known is None else self._leases.replace
         self._lease = await self._in_time(write(wanted))
@@ -160,3 +274,85 @@ class Elector:
 
 def _said(error: Exception) -> str:
     return str(error) or "no answer in time"
+
+
+# An election in a thread of its own: a pass that blocks the operator's event loop does not delay a renewal.
+
+
+class LeaseConnection(Leases, Protocol):
+    """The requests of an election, and the close of their connections."""
+
+    async def close(self) -> None:
+        """Close the connections."""
+
+
+class LeaseThread:
+    """An Elector with an event loop, a thread and a connection of its own. The caller must call `close` at the end.
+
+    Call the methods in the operator's event loop. Any thread may call `leading`.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[LeaseConnection]], elector: Callable[[Leases], Elector]
+    ) -> None:
+        """connect: opens the connection; called in the thread. elector: creates the candidate."""
+        self._connect = connect
+        self._make = elector
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="lease", daemon=True)
+        self._working: asyncio.Task[Any] | None = None
+        self._connection: LeaseConnection | None = None
+        self._elector: Elector | None = None
+
+    async def start(self) -> None:
+        """Start the thread and connect. Raises the exceptions of `connect`."""
+        self._thread.start()
+        await self._in_thread(self._open())
+
+    def leading(self) -> bool:
+        """Return whether this process may write now."""
+        return self._elector is not None and self._elector.leading()
+
+    async def acquire(self) -> None:
+        """Wait until this process leads. The caller must run `keep` from then on."""
+        await self._in_thread(self._work(self._candidate().acquire()))
+
+    async def keep(self) -> None:
+        """Renew the lease until this process loses the lease. Raises LeaseLost then."""
+        await self._in_thread(self._work(self._candidate().keep()))
+
+    async def release(self) -> None:
+        """Release the lease, so that another candidate can take the lease at once. Stop all writes before."""
+        await self._in_thread(self._release())
+
+    async def close(self) -> None:
+        """Close the connection and end the thread."""
+        if self._connection is not None:
+            await self._in_thread(self._connection.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
+        self._loop.close()
+
+    async def _open(self) -> None:
+        self._connection = await self._connect()
+        self._elector = self._make(self._connection)
+
+    def _candidate(self) -> Elector:
+        assert self._elector is not None, "started"
+        return self._elector
+
+    async def _work(self, work: Coroutine[Any, Any, T]) -> T:
+        self._working = asyncio.current_task()
+        return await work
+
+    async def _release(self) -> None:
+        if self._working is not None:
+            # The caller of this task was cancelled, but the task itself runs on in the thread. End it before the
+            # release.
+            self._working.cancel()
+            await asyncio.wait({self._working})
+        await self._candidate().release()
+
+    async def _in_thread(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the thread and return its result."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

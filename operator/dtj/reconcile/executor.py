@@ -1,16 +1,23 @@
-"""The end of a pass: send the requests, a few at a time, and record the requests that the API server refuses."""
+"""The end of a pass: send the requests, a few at a time, and record the requests that the API server refuses.
+
+`reconciler` calls `act` with the requests of `delegate`. This module also creates PodGroups. `refusal` interprets
+refused requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from itertools import groupby
 from typing import TypeVar
 
+from dtj.api.identity import LABEL_ATTEMPT
+from dtj.api.job import Manifest
 from dtj.api.reasons import Reason
+from dtj.api.scheduling_rules import KUEUE_QUEUE
 from dtj.api.unreadable import AnyJob
-from dtj.cluster.port import Cluster
+from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import (
     CREATIONS,
@@ -33,13 +40,108 @@ from dtj.reconcile.actions import (
     ReplaceData,
 )
 from dtj.reconcile.decision import soonest
-from dtj.reconcile.delegation import check_served
-from dtj.reconcile.live_reads import Unseen, await_earlier
+from dtj.reconcile.delegate import check_served
 from dtj.reconcile.memory import Memory
-from dtj.reconcile.pod_groups import delete_pod_group, ensure_pod_group, not_queued
-from dtj.reconcile.refusal import Refused, Unmade, create_own, make
-from dtj.reconcile.view import Key
+from dtj.reconcile.refusal import CreationRefused, Unmade, create_own, holder, make, refuse
+from dtj.reconcile.view import Key, controller_uid, is_of
 from dtj.status.events import Happening
+from dtj.status.force_deletion import some
+from dtj.status.pods import view_pod
+
+# The PodGroup of a job. The operator does not watch PodGroups: most clusters do not serve the kind.
+
+_MANAGED = "kueue.x-k8s.io/managed"
+
+
+async def ensure_pod_group(cluster: Cluster, job: AnyJob, manifest: Manifest) -> None:
+    """Create the PodGroup, or replace one of the job with another spec. Raises CreationRefused and ApiError."""
+    try:
+        await cluster.create(manifest)
+    except ApiError as error:
+        if _is_not_served(error):
+            gang, served = job.run_policy.scheduling_policy.gang, manifest["apiVersion"]
+            missing = (
+                f"the cluster does not serve {served}, and runPolicy.schedulingPolicy.gang is {gang}; "
+                "the job continues after the scheduler is installed"
+            )
+            raise CreationRefused(ApiError(404, Reason.SCHEDULER_MISSING, missing), manifest) from None
+        if error.status != 409 or error.reason != "AlreadyExists":
+            refuse(error, manifest)
+            return
+        existing = await cluster.get(manifest)
+        if existing is None:
+            return  # The PodGroup was deleted after the creation failed. The next pass creates the PodGroup.
+        if controller_uid(existing) != job.uid:
+            raise CreationRefused(ApiError(409, Reason.NAME_TAKEN, holder(existing, job)), manifest) from None
+        spec = existing.get("spec") or {}
+        if any(spec.get(key) != value for key, value in manifest["spec"].items()):
+            await cluster.delete(manifest, existing["metadata"]["uid"])
+            await cluster.create(manifest)
+
+
+async def delete_pod_group(cluster: Cluster, job: AnyJob, manifest: Manifest) -> None:
+    """Delete the job's PodGroup, if the PodGroup exists. Raises ApiError."""
+    existing = await cluster.get(manifest)
+    if existing is not None and controller_uid(existing) == job.uid:
+        await cluster.delete(manifest, existing["metadata"]["uid"])
+
+
+def not_queued(job: AnyJob, pod: Manifest) -> Happening | None:
+    """Return a warning for a pod that names a queue of Kueue and that Kueue does not manage."""
+    labels = pod["metadata"].get("labels") or {}
+    if KUEUE_QUEUE not in labels or labels.get(_MANAGED) == "true":
+        return None
+    return Happening(
+        "Warning",
+        Reason.NOT_QUEUED,
+        f"Kueue ignores the pods of attempt {labels[LABEL_ATTEMPT]}, so that they run without its quota: is Kueue "
+        f"installed, and is its pod integration on for namespace {job.namespace}?",
+    )
+
+
+def _is_not_served(error: ApiError) -> bool:
+    """Return whether a 404 means that the API server does not serve the kind. Otherwise the reason is NotFound."""
+    return error.status == 404 and error.reason != "NotFound"
+
+
+# Lists of pods from the API server: a pod that the cache does not have may still exist.
+#
+# Each restart costs one or two such lists, however many pods the job has. A job without restarts costs none.
+
+
+class Unseen(Exception):
+    """A pod exists that the cache misses, and the pass must wait until this pod has ended."""
+
+
+async def misses_one(cluster: Cluster, job: AnyJob, plan: Plan, seen: Set[str]) -> bool:
+    """Return whether a pod of the plan exists that the cache misses. Such a pod is not lost: its attempt goes on.
+
+    seen: names of the pods in the cache. The cache misses a pod, for example, when it has the status that another
+    replica of the operator wrote, and does not have that replica's pods yet.
+    """
+    absent = plan.shape.attempts.keys() - seen
+    if not absent:
+        return False
+    return any(
+        pod["metadata"]["name"] in absent and is_of(pod, job) and not pod["metadata"].get("deletionTimestamp")
+        for pod in await cluster.pods_of(job.namespace, job.name)
+    )
+
+
+async def await_earlier(cluster: Cluster, job: AnyJob, attempt: int) -> None:
+    """Check that no pod of an earlier attempt exists: two attempts never run at once.
+
+    List all pods of the job: an earlier attempt may have had more pods than the plan has now.
+
+    Raises Unseen while a pod of an earlier attempt exists.
+    """
+    pods = [view_pod(pod) for pod in await cluster.pods_of(job.namespace, job.name) if is_of(pod, job)]
+    names = sorted(pod.name for pod in pods if pod.attempt < attempt)
+    if names:
+        raise Unseen(
+            f"attempt {attempt} waits for the end of {some(names)}, left over from an earlier attempt"
+        )
+
 
 _log = logging.getLogger(__name__)
 BEHIND_SECONDS = 1.0
@@ -59,11 +161,11 @@ class Executor:
     def __init__(
         self,
         cluster: Cluster,
-        moves: Callable[[Key], None],
+        moves: Callable[[Key], None] | None = None,
         at_once: int = MOST_AT_ONCE,
-        crowded: Callable[[], bool] = lambda: False,
+        crowded: Callable[[], bool] | None = None,
     ) -> None:
-        """See `Reconciler`."""
+        """Store the settings. `Reconciler.__init__` documents the parameters."""
         self._cluster = cluster
         self._moves = moves
         self._at_once = at_once
@@ -87,7 +189,8 @@ class Executor:
         async def carry_out(action: Action) -> None:
             await self._carry_out(job, plan, memory, action)
             memory.expectations.add(action)
-            self._moves((job.namespace, job.name))
+            if self._moves is not None:
+                self._moves((job.namespace, job.name))
 
         try:
             for parallel, some in groupby(todo[:_MOST_ACTIONS], _is_of_a_pod):
@@ -100,7 +203,7 @@ class Executor:
             if refusals.obstacle is None:
                 raise
             _log.info("%s/%s: %s", job.namespace, job.name, error)
-        except Refused as refused:
+        except CreationRefused as refused:
             _log.info("%s/%s: %s", job.namespace, job.name, refused)
             refusals.refused(refused, before[0])
         else:
@@ -114,7 +217,8 @@ class Executor:
 
     def _share(self) -> int:
         """Return how many requests for pods of one job may run at a time."""
-        return min(self._at_once, _BESIDE_OTHERS) if self._crowded() else self._at_once
+        crowded = self._crowded is not None and self._crowded()
+        return min(self._at_once, _BESIDE_OTHERS) if crowded else self._at_once
 
     async def _carry_out(self, job: AnyJob, plan: Plan | None, memory: Memory, action: Action) -> None:
         match action:

@@ -1,13 +1,27 @@
-"""GET /healthz of the operator's process, in a leader and in a replica that waits."""
+"""The health of the process: the answer of /healthz, and the check that the event loop is not blocked.
+
+`process` serves /healthz. `controller` and `informers` raise `Stuck` in their checks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import asyncio
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import NoReturn
 
 from aiohttp import web
 
-from dtj.reconcile.stuck import Stuck
+# The exception that the health check reports as a failure of the process.
+
+
+class Stuck(RuntimeError):
+    """The operator makes no progress. The kubelet should restart its process."""
 
 
 class Health:
@@ -35,6 +49,86 @@ class Health:
             answer = web.json_response(dict(self.check()))
         except Stuck as stuck:
             answer = web.Response(status=500, text=f"{stuck}\n")
-        # Close the connection: at its end, kopf would wait for a connection that is kept alive.
+        # Close the connection after the answer: at the end of the process, kopf waits for open connections.
         answer.force_close()
         return answer
+
+
+# A check that no pass blocks the event loop: while one pass computes, every other pass and every answer waits.
+
+_log = logging.getLogger(__name__)
+STILL_SECONDS = 1.0
+"""The watchdog logs a loop that has not moved for longer, with the call stack of the loop's thread."""
+_BEAT_SECONDS = 0.1
+_LOOK_SECONDS = 0.25
+_MOST_FRAMES = 30
+
+
+class Heartbeat:
+    """Moves with the event loop in which `beat` runs."""
+
+    def __init__(self, clock: Callable[[], float], lag: Callable[[float], None]) -> None:
+        """clock: returns seconds of a monotonic clock. lag: called with the seconds by which each beat was late."""
+        self._clock = clock
+        self._lag = lag
+        self._last = clock()
+
+    def still(self) -> float:
+        """Return the seconds since the loop last moved. Any thread may call this method."""
+        return self._clock() - self._last
+
+    async def beat(self) -> NoReturn:
+        """Beat until the task is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _BEAT_SECONDS
+            await asyncio.sleep(_BEAT_SECONDS)
+            self._last = self._clock()
+            self._lag(max(loop.time() - due, 0.0))
+
+
+class Watchdog:
+    """Checks a heartbeat from a thread of its own, and logs once where a loop stands that no longer moves."""
+
+    def __init__(self, heartbeat: Heartbeat, clock: Callable[[], float]) -> None:
+        """Create the watchdog in the thread of the event loop. clock: the clock of the heartbeat."""
+        self._heartbeat = heartbeat
+        self._clock = clock
+        self._watched = threading.get_ident()
+        self._logged = False
+        self._looked = clock()
+        self._ending = threading.Event()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Check the heartbeat until the block ends."""
+        thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ending.set()
+            thread.join()
+
+    def _watch(self) -> None:
+        while not self._ending.wait(_LOOK_SECONDS):
+            self.look()
+
+    def look(self) -> None:
+        """Log where the loop stands, if the loop has not moved for STILL_SECONDS and the log does not say so yet."""
+        before, self._looked = self._looked, self._clock()
+        if self._looked - before > STILL_SECONDS:
+            return  # The whole process, or its machine, was stopped. No pass has blocked the loop.
+        still = self._heartbeat.still()
+        if still <= STILL_SECONDS:
+            self._logged = False
+        elif not self._logged:
+            self._logged = True
+            _log.warning("the event loop has been blocked for %.1f s at %s", still, _place(self._watched))
+
+
+def _place(thread: int) -> str:
+    """Describe the call stack of a thread in one line, the innermost call first."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - Python documents this function
+    calls = traceback.extract_stack(frame)[: -_MOST_FRAMES - 1 : -1] if frame else []
+    return " < ".join(f"{call.name} ({Path(call.filename).name}:{call.lineno})" for call in calls)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence, Set
-from typing import Generic, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, Generic, NoReturn, TypeVar
 
 from dtj.api.identity import LABEL_JOB
-from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError, Selection, Source
 from dtj.reconcile.view import Key
 
@@ -25,11 +24,11 @@ class Cache(Generic[T]):
 
     def __init__(
         self,
-        see: Callable[[Manifest], T | None],
+        see: Callable[[Mapping[str, Any]], T | None],
         changed: Callable[[Key], None],
         changed_little: Callable[[Key], None] | None = None,
         urgent: Callable[[Key, T | None, T | None], bool] | None = None,
-        key: Callable[[Manifest], Key] | None = None,
+        key: Callable[[Mapping[str, Any]], Key] | None = None,
     ) -> None:
         """see: returns the part of a manifest that the cache keeps; None for an object that it does not keep.
         changed: called with each job of which an object was added, deleted, or changed.
@@ -57,7 +56,7 @@ class Cache(Generic[T]):
     def __len__(self) -> int:
         return len(self._keys)
 
-    def put(self, manifest: Manifest) -> None:
+    def put(self, manifest: Mapping[str, Any]) -> None:
         """Add an object, or replace the cached object."""
         metadata = manifest["metadata"]
         uid, key, seen = metadata["uid"], self._key(manifest), self._see(manifest)
@@ -105,7 +104,7 @@ class Informer(Generic[T]):
         self.synced = asyncio.Event()
         """Set once the cache has all objects of the first list."""
         self.refusal: str | None = None
-        """The words with which the API server refuses to list or watch the objects; None where it does not."""
+        """The API server's message if it refuses to list or watch the objects; None if it permits both."""
         self._source = source
         self._selection = selection
         self._cache = cache
@@ -125,7 +124,8 @@ class Informer(Generic[T]):
                 self._tell(error)
             else:
                 self._allowed()
-            # A version that is too old costs no pause: a namespace that is back would wait for its list.
+            # Do not lengthen the pause if the watch had made progress. This also holds after a 410 (version too old),
+            # which needs a new list at once.
             moved = self._version != version
             pause = _FIRST_PAUSE_SECONDS if moved else min(2 * pause, _LONGEST_PAUSE_SECONDS)
             await asyncio.sleep(max(at_least, pause * random.uniform(0.5, 1.5)))  # noqa: S311 - jitter
@@ -141,7 +141,7 @@ class Informer(Generic[T]):
                 self._put(about)
             self._version = about["metadata"]["resourceVersion"]
             self._allowed()
-            del about  # Before the next object is read: this one may be large.
+            del about  # Free the object, which may be large, before the next object is read.
 
     async def _list(self) -> str:
         listed, version = set[str](), ""
@@ -153,9 +153,9 @@ class Informer(Generic[T]):
         return version
 
     def _tell(self, error: ApiError) -> None:
-        """Warn of a refused request once, until its words change: the request is repeated for as long as it takes.
+        """Log a refused request. Warn only once for the same message, since the request is repeated without end.
 
-        An interrupted watch resumes at its last version: no warning.
+        An interrupted watch is no cause for a warning: it resumes at its last version.
         """
         refused = error.status not in (0, _GONE)
         level = logging.WARNING if refused and str(error) != self.refusal else logging.DEBUG
@@ -173,12 +173,12 @@ class Informer(Generic[T]):
         namespace = self._selection.namespace
         return self._selection.kind + (f" in namespace {namespace}" if namespace else "")
 
-    def _put_all(self, items: Sequence[Manifest]) -> set[str]:
+    def _put_all(self, items: Sequence[Mapping[str, Any]]) -> set[str]:
         for manifest in items:
             self._put(manifest)
         return {manifest["metadata"]["uid"] for manifest in items}
 
-    def _put(self, manifest: Manifest) -> None:
+    def _put(self, manifest: Mapping[str, Any]) -> None:
         try:
             self._cache.put(manifest)
         except Exception:  # noqa: BLE001 - whoever may label a pod must not be able to stop the operator
@@ -187,7 +187,7 @@ class Informer(Generic[T]):
             _log.exception("%s %s can't be read", self._selection.kind, where)
 
 
-def job_key(manifest: Manifest) -> Key:
+def job_key(manifest: Mapping[str, Any]) -> Key:
     """Return the job that the labels of a manifest name."""
     metadata = manifest["metadata"]
     return metadata["namespace"], metadata["labels"][LABEL_JOB]

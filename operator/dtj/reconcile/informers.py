@@ -1,30 +1,98 @@
-"""Caches of jobs and of the objects that the operator creates for jobs, with the fields that a pass reads."""
+"""The caches of jobs and of what they own, and which change of a pod needs a pass at once.
+
+`leader` starts them, and passes read them through `view`. `informer` has the list and the watch of one kind.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from dtj.api.identity import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, LABEL_RECORD, MANAGER
 from dtj.cluster.port import ApiError, Selection, Source
 from dtj.reconcile.budget import NAMESPACE_BYTES
+from dtj.reconcile.health import Stuck
 from dtj.reconcile.informer import Cache, Informer
 from dtj.reconcile.job_cache import JobCache
+from dtj.reconcile.kept_job import keep
 from dtj.reconcile.owned_cache import OwnedCache
 from dtj.reconcile.record import view_record
-from dtj.reconcile.stuck import Stuck
 from dtj.reconcile.tensorboard import view_deployment
-from dtj.reconcile.urgency import PodUrgency
-from dtj.reconcile.view import Key, Owned, OwnedPod, controller_uid, data_digest, owned_pod
+from dtj.reconcile.view import (
+    Key,
+    Owned,
+    OwnedDeployment,
+    OwnedPod,
+    OwnedRecord,
+    controller_uid,
+    data_digest,
+    owned_pod,
+)
 from dtj.status.pods import view_pod
+
+# PodUrgency decides which changes of a job's pods need a pass at once. The pass for any other change begins a second
+# later, so that one pass handles many changes.
+
+_PENDING, _RUNNING, _READY, _ENDING = range(4)
+
+
+class PodUrgency:
+    """Counts the pods of each job by their stage: pending, running, ready, or ending."""
+
+    def __init__(self) -> None:
+        self._pods: dict[Key, Counter[int]] = {}
+        """The number of pods in each stage, by job."""
+
+    def __call__(self, key: Key, before: OwnedPod | None, after: OwnedPod | None) -> bool:
+        """Return whether a change of a pod may advance its job or stop its job.
+
+        A new pod is not urgent: a pass created the pod. Pods that start advance a job when the last of them starts.
+        The choice of a node and the pull of an image change only figures of the status.
+
+        before, after: the pod before and after the change; None when the pod does not exist.
+        """
+        counts = self._pods.setdefault(key, Counter())
+        was, now = _how_far(before), _how_far(after)
+        counts[was] -= before is not None
+        counts[now] += after is not None
+        if not counts.total():
+            del self._pods[key]
+        if after is None or _end(after) != (_end(before) if before else _NO_END):
+            return True
+        return now > was and not any(counts[far] for far in range(now))
+
+
+def _how_far(pod: OwnedPod | None) -> int:
+    if pod is None or pod.view.phase == "Pending":
+        return _PENDING
+    if not pod.view.running:
+        return _ENDING
+    return _READY if pod.view.ready else _RUNNING
+
+
+def _end(pod: OwnedPod) -> tuple[object, ...]:
+    view = pod.view
+    return (
+        view.phase in ("Succeeded", "Failed"),
+        view.ended,
+        view.exit,
+        view.deleting,
+        view.disrupted,
+        view.silent,
+    )
+
+
+_NO_END = False, False, None, False, False, False
+
 
 _log = logging.getLogger(__name__)
 # The API server applies this label selector, so the operator receives no objects of other owners.
 _OURS = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_JOB}"
 _RECORDS = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_RECORD}"
-# The pause before the spec of a job is asked for again, when the API server refused it.
+# The pause after which the operator repeats a request for the spec of a job that the API server refused.
 _AGAIN_SECONDS = 30.0
 
 
@@ -67,7 +135,7 @@ class Informers:
         self.namespaces: Sequence[str | None] = list(dict.fromkeys(namespaces)) or [None]
         self._informers = {
             namespace: [
-                Informer(source, Selection(*selection, namespace), cache)
+                Informer(source, _selection(*selection, namespace), cache)
                 for selection, cache in caches.items()
             ]
             for namespace in self.namespaces
@@ -109,13 +177,14 @@ class Informers:
         while True:
             key = await self._missing.get()
             try:
-                async for jobs, _ in self._source.pages(Selection(API_VERSION, KIND, "", *key)):
-                    # A job that was deleted meanwhile must not come back.
+                async for jobs, _ in self._source.pages(_selection(API_VERSION, KIND, "", *key)):
+                    # The list may still have a job that was deleted in the meantime. Do not put it back into the
+                    # cache.
                     for manifest in (job for job in jobs if self.jobs.has(job["metadata"]["uid"])):
                         self.jobs.put(manifest)
             except ApiError as error:
                 _log.warning("the spec of %s/%s: %s", *key, error)
-                # Without a pause here: jobs of other namespaces wait behind this one.
+                # Repeat the request later, without a sleep in this loop: other jobs wait in the same queue.
                 asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._missing.put_nowait, key)
 
     def check(self) -> int:
@@ -126,9 +195,13 @@ class Informers:
 
 
 async def _after(jobs: Informer[Any], informer: Informer[Any]) -> NoReturn:
-    """Run an informer of what jobs own. Until the jobs are listed, all objects would have an unknown owner."""
+    """Run an informer of objects that jobs own, after the list of jobs: without the list, no owner would be known."""
     await jobs.synced.wait()
     await informer.run()
+
+
+def _selection(api_version: str, kind: str, labels: str, namespace: str | None, name: str = "") -> Selection:
+    return Selection(api_version, kind, labels, namespace, name, see=keep if kind == KIND else None)
 
 
 def _recorded_key(manifest: Mapping[str, Any]) -> Key:
@@ -145,7 +218,42 @@ def _service(manifest: Mapping[str, Any]) -> Owned:
 
 
 def _config(manifest: Mapping[str, Any]) -> Owned:
-    # Anybody may make a ConfigMap of a megabyte with the two labels: keep a digest, and hash those of jobs alone.
+    # Keep only a digest: anybody may create a ConfigMap of a megabyte with the labels of a job. Compute the digest
+    # only if a job owns the ConfigMap.
     metadata, owner = manifest["metadata"], controller_uid(manifest)
     digest = data_digest(manifest.get("data") or {}) if owner else ""
     return Owned(metadata["name"], owner, digest, metadata["uid"])
+
+
+# The operator's view of the cluster: the caches that the informers keep.
+
+
+class Lister:
+    """A `View`."""
+
+    def __init__(self, informers: Informers) -> None:
+        self._informers = informers
+
+    def job(self, key: Key) -> Mapping[str, Any] | None:
+        jobs = self._informers.jobs.of(key)
+        # Take the last job: while the informer reads a list page by page, the cache may have a deleted and a new job
+        # of one name.
+        return jobs[-1].manifest if jobs else None
+
+    def pods(self, key: Key) -> Sequence[OwnedPod]:
+        return self._informers.pods.of(key)
+
+    def services(self, key: Key) -> Sequence[Owned]:
+        return self._informers.services.of(key)
+
+    def configs(self, key: Key) -> Sequence[Owned]:
+        return self._informers.configs.of(key)
+
+    def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
+        return self._informers.deployments.of(key)
+
+    def records(self, key: Key) -> Sequence[OwnedRecord]:
+        return self._informers.records.of(key)
+
+    def active(self) -> Sequence[Key]:
+        return [key for key, job in self._informers.jobs.active() if not job.manifest.other_manager]

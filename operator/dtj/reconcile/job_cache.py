@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dtj.api.job import Fault, Manifest
+from dtj.api.job import Fault
 from dtj.reconcile.budget import NAMESPACE_BYTES, Budget
 from dtj.reconcile.informer import Cache
 from dtj.reconcile.kept_job import KeptJob, keep, weight, without_spec
@@ -13,7 +13,8 @@ from dtj.reconcile.view import CachedJob, Key
 from dtj.status.times import read_time
 
 _DATA_FACTOR = 30
-# The pods that are kept of a job beside two of each replica: a replica may have its next pod before the last is gone.
+# The cache keeps two pods for each replica of a job, since a replica's next pod may come before the last is gone, and
+# this many more.
 _MORE_PODS = 100
 
 
@@ -39,7 +40,7 @@ class JobCache(Cache[CachedJob]):
         self._budgets: dict[str, Budget] = {}
         self._moved: set[str] = set()
 
-    def put(self, manifest: Manifest) -> None:
+    def put(self, manifest: Mapping[str, Any]) -> None:
         """See `Cache`."""
         super().put(manifest)
         self._settle()
@@ -75,11 +76,11 @@ class JobCache(Cache[CachedJob]):
         self._moved |= budget.put(uid, _created(job), size, ended=job.ended) - {uid}
         if not budget.has_room(uid):
             return _cached(self._without_spec(job))
-        # The weight of a job that has ended does not count the data, up to 30 times its text.
+        # A job is large by the size of its decoded data, up to 30 times its text. An ended job is not decoded again.
         return _cached(job, large=budget.is_large(_DATA_FACTOR * size if job.ended else size))
 
     def _settle(self) -> None:
-        """Drop the specs of jobs that have lost their room, and ask for those of jobs that have room again."""
+        """Drop the specs of jobs that no longer fit into the budget, and request the specs of jobs that fit again."""
         moved, self._moved = self._moved, set()
         for uid in moved:
             key = self._keys.get(uid)
@@ -121,8 +122,8 @@ def no_room(namespace: str, most: int) -> Fault:
     return Fault(
         "spec",
         f"the jobs of namespace {namespace} take more than {most / 1e6:g} MB of the operator's memory, and "
-        "this job is among the largest or newest: make the job smaller, or wait until other jobs of the namespace "
-        "have ended or are deleted, or let who runs the operator raise --namespace-memory",
+        "this job is among the largest or newest: make the job smaller, wait until other jobs of the namespace "
+        "have ended or are deleted, or ask the administrator of the operator to raise --namespace-memory",
         passes=True,
     )
 

@@ -22,7 +22,7 @@ _Whose = tuple[str, str]
 _WHOSE = ("job_namespace", "strategy")
 _JOB = ("job_namespace", "job_name", "strategy")
 MOST_WITHOUT_JOBS = 1_000
-"""The pairs of a namespace and a strategy whose counters stay although they have no job. Namespaces come and go."""
+"""The number of pairs of namespace and strategy whose counters are kept without a job. Old pairs are dropped."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,13 @@ class JobSeries(Collector):
         self._ended = ended
         self._lock = threading.Lock()
         self._jobs: dict[Key, _Tracked] = {}
-        # Seconds for which jobs held accelerators, and for which these were idle, up to `since` of each job.
+        # Seconds for which jobs held accelerators, and for which the accelerators were idle, up to `since` of each
+        # job.
         self._held: dict[_Whose, float] = {}
         self._idle: dict[_Whose, float] = {}
         self._number: Counter[_Whose] = Counter()
         self._without_jobs: dict[_Whose, None] = {}
-        """Those that have had jobs, the newest last."""
+        """The pairs of namespace and strategy that have no job any more, the newest last."""
 
     def keep(self, key: Key, figures: JobFigures) -> bool:
         """Replace the figures of a job. Return whether the job is the first of its namespace and strategy."""
@@ -114,8 +115,8 @@ class JobSeries(Collector):
         )
         yield _counter(
             "dtj_gpu_idle_seconds",
-            "Seconds of accelerators that pods held without training: the job did not run yet or again, or was "
-            "Stalled, or the pod did not run.",
+            "Seconds of accelerators that pods held without training: the job was not running, was Stalled, or "
+            "the pod was not running.",
             idle,
         )
         yield from _each(jobs)
@@ -147,7 +148,7 @@ def _each(jobs: Iterable[JobFigures]) -> Iterator[Metric]:
     families: dict[str, GaugeMetricFamily] = {
         name: GaugeMetricFamily(name, text, labels=_JOB)
         for name, text in (
-            ("dtj_job_steps", "Optimizer steps done, of a running job; less again after a restart."),
+            ("dtj_job_steps", "Optimizer steps done, of a running job; the number falls after a restart."),
             ("dtj_job_planned_steps", "Optimizer steps in all, of a running job."),
             ("dtj_job_examples_per_second", "Current examples per second over all ranks, of a running job."),
             (
@@ -156,15 +157,15 @@ def _each(jobs: Iterable[JobFigures]) -> Iterator[Metric]:
             ),
             (
                 "dtj_job_unsaved_timestamp_seconds",
-                "From when on training of a running job with a bucket is in no checkpoint, in Unix time: the newest "
-                "checkpoint, or the time from which all pods run where that is later.",
+                "Unix time from which on the training of a running job with a bucket is in no checkpoint: the time "
+                "of the newest checkpoint, or the later time at which all pods began to run.",
             ),
             (
                 "dtj_job_stalled",
-                "1 while a running job stands still, else 0; only with runPolicy.stallTimeoutSeconds.",
+                "1 while a running job is stalled, else 0; only with runPolicy.stallTimeoutSeconds.",
             ),
             ("dtj_job_gpus", "Accelerators that pods of a job hold."),
-            ("dtj_job_idle_gpus", "Those of dtj_job_gpus that do not train."),
+            ("dtj_job_idle_gpus", "Accelerators that pods of a job hold and that do not train."),
             (
                 "dtj_job_cpu_cores",
                 "Processors that the pod of rank 0 or the chief of a running job uses.",

@@ -1,4 +1,4 @@
-"""What the operator keeps of a job: texts instead of data, because data takes ten to thirty times as much memory."""
+"""A cached job: its parts as JSON texts, because decoded data takes ten to thirty times as much memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dtj.api.checking import beyond_limits
+from dtj.api.checking import MOST_ENTRIES, TOO_MANY_ENTRIES, beyond_limits
 from dtj.api.git_annotations import git_annotations, git_state_of
+from dtj.api.identity import other_manager_of
 from dtj.api.job import Fault
+from dtj.api.json_text import ObjectText, has_more_entries, members
 from dtj.api.mpijob import LONGEST_QUEUE, QUEUE_ANNOTATIONS, QUEUE_LABELS
+from dtj.api.nesting import read_json
 from dtj.api.spec import MOST_REPLICAS
 from dtj.api.status import Phase
 from dtj.api.unreadable import NOT_KEPT, digest_of
@@ -27,6 +30,9 @@ _METADATA = (
     "deletionTimestamp",
 )
 _MOST_ROLES = 8
+# The largest size of a value that is read from the spec of a job whose spec is not kept. `digest_of` then leaves out
+# more values.
+_SHORT = 16_384
 _ENDED = (Phase.SUCCEEDED.value, Phase.FAILED.value)
 
 
@@ -39,9 +45,13 @@ class KeptJob(Mapping[str, Any]):
     status: bytes
     ended: bool
     replicas: int
-    """Replicas of all roles, as spec or status has them, whichever are more."""
+    """The number of replicas of all roles, in the spec or in the status, whichever is larger."""
+    held: int
+    """The bytes that the decoded spec takes in memory."""
+    other_manager: str | None
+    """The controller that the job names in place of this operator."""
     not_kept: Fault | None = None
-    """Why `spec` has only the parts that an unreadable job needs."""
+    """The fault of a job whose spec is not kept; None if the spec is kept. `spec` then has only a few fields."""
 
     def __getitem__(self, part: str) -> Any:
         match part:
@@ -64,8 +74,15 @@ class KeptJob(Mapping[str, Any]):
         return 4 if self.not_kept else 3
 
 
+def managed_elsewhere(job: Mapping[str, Any]) -> bool:
+    """Return whether the job names another controller than this operator."""
+    return (job.other_manager if isinstance(job, KeptJob) else other_manager_of(job)) is not None
+
+
 def keep(manifest: Mapping[str, Any]) -> KeptJob:
     """Return what the operator keeps of a job. The spec of a job beyond the limits of a check is not kept."""
+    if isinstance(manifest, KeptJob):
+        return manifest
     # Drop managedFields, about half of a job, and the labels and annotations that the operator does not read.
     of_job = manifest["metadata"]
     metadata: dict[str, Any] = {field: of_job.get(field) for field in _METADATA}
@@ -73,13 +90,18 @@ def keep(manifest: Mapping[str, Any]) -> KeptJob:
         given = of_job.get(kind) or {}
         metadata[kind] = {name: given[name][: LONGEST_QUEUE + 1] for name in names if name in given}
     metadata["annotations"] |= git_annotations(git_state_of(of_job.get("annotations") or {}))
-    spec, status = (manifest.get(part) or {} for part in ("spec", "status"))
+    excess: Fault | None = TOO_MANY_ENTRIES
+    if isinstance(manifest, ObjectText) and has_more_entries(manifest.text("spec"), MOST_ENTRIES):
+        spec = _short_values(manifest.text("spec"))
+    else:
+        spec = manifest.get("spec") or {}
+        excess = beyond_limits({"metadata": metadata, "spec": spec})
+    status = manifest.get("status") or {}
     replicas = max(_number(spec, "replicaSpecs", "replicas"), _number(status, "replicaStatuses", "desired"))
-    excess = beyond_limits({"metadata": metadata, "spec": spec})
-    if excess is not None:
-        spec = digest_of(spec)
+    manager = other_manager_of({"spec": spec})
+    text = _text(spec if excess is None else digest_of(spec))
     ended = isinstance(status, dict) and status.get("phase") in _ENDED
-    return KeptJob(metadata, _text(spec), _text(status), ended, replicas, excess)
+    return KeptJob(metadata, text, _text(status), ended, replicas, _held(json.loads(text)), manager, excess)
 
 
 def with_status(job: Mapping[str, Any], answer: Mapping[str, Any], patch: Mapping[str, Any]) -> KeptJob:
@@ -91,15 +113,22 @@ def with_status(job: Mapping[str, Any], answer: Mapping[str, Any], patch: Mappin
     changed = {"metadata": answer["metadata"], "status": status}
     if not isinstance(job, KeptJob):
         return keep({**job, **changed})
-    # The change named the version of the job: the spec is as it was.
+    # The answer to a write of the status, which was made for this version of the job: the spec has not changed.
     kept = keep(changed)
-    replicas = max(job.replicas, kept.replicas)
-    return KeptJob(kept.metadata, job.spec, kept.status, kept.ended, replicas, job.not_kept)
+    return replace(
+        kept,
+        spec=job.spec,
+        replicas=max(job.replicas, kept.replicas),
+        held=job.held,
+        other_manager=job.other_manager,
+        not_kept=job.not_kept,
+    )
 
 
 def without_spec(job: KeptJob, why: Fault) -> KeptJob:
     """Return the job without its spec."""
-    return replace(job, spec=_text(digest_of(job["spec"])), not_kept=why)
+    spec = digest_of(job["spec"])
+    return replace(job, spec=_text(spec), held=_held(spec), not_kept=why)
 
 
 def weight(job: KeptJob) -> int:
@@ -108,11 +137,21 @@ def weight(job: KeptJob) -> int:
     The same job has the same weight in each process.
     """
     texts = len(job.spec) + len(job.status)
-    return texts if job.ended else texts + _held(job["spec"])
+    return texts if job.ended else texts + job.held
+
+
+def _short_values(text: bytes, levels: int = 3) -> Any:
+    """Return the short values of a spec as data, from objects down to `levels` levels, without lists."""
+    parts = members(text) if text.startswith(b"{") else {}
+    return {
+        name: _short_values(value, levels - 1) if value.startswith(b"{") else read_json(value)
+        for name, value in parts.items()
+        if (levels > 1 if value.startswith(b"{") else len(value) <= _SHORT and not value.startswith(b"["))
+    }
 
 
 def _number(part: Any, roles: str, field: str) -> int:
-    """Return the sum of a field of all roles. A job that no check takes may have anything there."""
+    """Return the sum of a field over all roles. The job is not validated, so the field may have any type."""
     given = part.get(roles) if isinstance(part, dict) else None
     entries = list(given.values())[:_MOST_ROLES] if isinstance(given, dict) else []
     numbers = (entry.get(field, 1) for entry in entries if isinstance(entry, dict))
@@ -120,7 +159,7 @@ def _number(part: Any, roles: str, field: str) -> int:
 
 
 def _held(data: Any) -> int:
-    """Return the bytes of decoded JSON in memory. The decoder makes one text of equal keys."""
+    """Return the bytes of decoded JSON in memory. Equal keys count once, because the decoder shares their strings."""
     held, keys, waiting = 0, set[str](), [data]
     while waiting:
         value = waiting.pop()

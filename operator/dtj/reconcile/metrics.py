@@ -22,14 +22,14 @@ from dtj_trainer.contract.distribution import version
 LAG_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 """The buckets of `event_loop_lag`."""
 _PASS_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-# The range begins with a small job on a warm node and ends with a day in a queue.
+# The buckets range from the start of a small job whose images are on the node to a day in a queue.
 _START_SECONDS = (1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 10800, 43200, 86400)
-_CAUSES = ("application", "infrastructure", "evaluator")
+_CAUSES = ("application", "in_place", "infrastructure", "evaluator")
 _ENDS = (
     (Phase.SUCCEEDED, Reason.JOB_SUCCEEDED),
     *((Phase.FAILED, reason) for reason in FAILED),
 )
-# Disable the series `_created`: the resets of a counter show the same.
+# Disable the series `_created` of each counter, its time of creation: rate() recognizes a reset by the value.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -37,8 +37,8 @@ def event_loop_lag() -> Histogram:
     """Return the histogram of the seconds by which the event loop wakes too late. It has no registry yet."""
     return Histogram(
         "dtj_event_loop_lag_seconds",
-        "By how much the operator's event loop wakes too late, measured 10 times a second: for so long one pass kept "
-        "all others waiting.",
+        "Delay with which the operator's event loop wakes up, measured 10 times a second: the time for which one "
+        "pass kept all others waiting.",
         buckets=LAG_SECONDS,
         registry=None,
     )
@@ -50,14 +50,21 @@ def process_registry(leads: Callable[[], bool], lag: Histogram) -> CollectorRegi
     registry.register(lag)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
-    leader = Gauge("dtj_leader", "1 in the operator that works, 0 in one that waits.", registry=registry)
+    leader = Gauge("dtj_leader", "1 in the operator that holds the lease, 0 in others.", registry=registry)
     leader.set_function(lambda: float(leads()))
     build = Gauge("dtj_build_info", "1, for the operator's version.", ["version"], registry=registry)
     build.labels(version()).set(1)
     return registry
 
 
-class Metrics:
+def _restarts(status: JobStatus, cause: str) -> int:
+    """Return the number of restarts of a cause. A restart in place has no other cause."""
+    restarts = status.restarts
+    in_place = restarts.in_place or 0
+    return restarts.application - in_place if cause == "application" else getattr(restarts, cause) or 0
+
+
+class OperatorMetrics:
     """Metrics of the work on jobs. A replica that waits for leadership has none of them, not zeros.
 
     Counters begin at 0 with each process, as Prometheus expects. Only series of `job_series` have a label with the
@@ -79,8 +86,8 @@ class Metrics:
         )
         self._restarts = Counter(
             "dtj_job_restarts",
-            "Starts of the training, or of replicas of it, after a loss, by cause: application counts against "
-            "runPolicy.backoffLimit.",
+            "Starts of the training, or of replicas of it, after a loss, by cause: application (new pods) and "
+            "in_place (the same pods) count against runPolicy.backoffLimit.",
             [*whose, "cause"],
             registry=to,
         )
@@ -125,7 +132,9 @@ class Metrics:
             buckets=_PASS_SECONDS,
             registry=to,
         )
-        self.reconcile_failures = Counter("dtj_reconcile_failures", "Passes that broke off.", registry=to)
+        self.reconcile_failures = Counter(
+            "dtj_reconcile_failures", "Passes that ended by an error.", registry=to
+        )
         self.refused_statuses = Counter(
             "dtj_statuses_refused",
             "Statuses that the API server refused (422), and that were stored without reports of pods.",
@@ -133,20 +142,20 @@ class Metrics:
         )
         self.dropped_values = Counter(
             "dtj_pod_values_dropped",
-            "Values in reports of pods that are no bounded number, text or time, and are not shown.",
+            "Values in reports of pods that do not fit the schema of the status, and are dropped.",
             registry=to,
         )
         self.queue_depth = Gauge("dtj_queue_depth", "Jobs that wait for a pass.", registry=to)
         self.namespaces_refused = Gauge(
             "dtj_namespaces_refused",
             "Namespaces of watchNamespaces in which the API server refuses to list or watch jobs or their objects; "
-            "without watchNamespaces, 1 where it refuses that for the cluster. /healthz names them.",
+            "without watchNamespaces, 1 if the API server refuses it for the whole cluster. /healthz names them.",
             registry=to,
         )
         self._requests = Counter(
             "dtj_api_requests",
-            "Requests to the API server, without watches of jobs and the lease's, by HTTP status; code 0: no answer "
-            "came.",
+            "Requests to the API server, except watches of jobs and requests for the lease, by HTTP status; code 0: "
+            "no answer.",
             ["verb", "kind", "code"],
             registry=to,
         )
@@ -177,11 +186,11 @@ class Metrics:
         """Count the changes from the old status to the status that was just stored."""
         strategy = strategy_label(job)
         whose = job.namespace, strategy
-        if new.finished and not old.finished:
+        if new.conditions.finished and not old.conditions.finished:
             ended = next(c for c in new.conditions if c.type.value == (new.phase or ""))
             self._finished.labels(*whose, (new.phase or "").lower(), ended.reason).inc()
         for cause in _CAUSES:
-            more = (getattr(new.restarts, cause) or 0) - (getattr(old.restarts, cause) or 0)
+            more = _restarts(new, cause) - _restarts(old, cause)
             self._restarts.labels(*whose, cause).inc(max(more, 0))
         kind, number = failures(old, new)
         if number:

@@ -1,7 +1,7 @@
-"""GET /metrics of the operator's process, in a leader and in a replica that waits.
+"""Serves GET /metrics of the operator's process, in the leader and in replicas that wait.
 
-The server runs in threads, so it answers while the event loop is busy. Any pod may reach the port, so connections are
-few and short, and requests that come together get one text: that of thousands of jobs takes time and memory.
+The server runs in threads, so it answers while the event loop is busy. Any pod may reach the port, so the server
+limits the number and time of connections, and answers simultaneous requests with one text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from prometheus_client.exposition import choose_encoder, gzip_accepted
 _log = logging.getLogger(__name__)
 MOST_CONNECTIONS = 16
 _SECONDS = 5.0
-"""The longest wait for a client that sends or reads nothing."""
+"""The longest wait, in seconds, for a client that sends or reads nothing."""
 _KEPT_SECONDS = 1.0
 Start = Callable[[str, list[tuple[str, str]]], object]
 Answer = tuple[str, list[tuple[str, str]], list[bytes]]
@@ -82,7 +82,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._open: dict[socket.socket, str] = {}
         """The address of each connection, the oldest first."""
         self._ending: set[socket.socket] = set()
-        """Connections that were cut, and whose threads have not noticed it."""
+        """Connections that the server has shut down, and whose threads have not ended yet."""
         super().__init__(*arguments, **options)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -106,7 +106,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         try:
             oldest.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # The client has gone.
+            return  # The client has closed the connection.
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection that was answered or refused, or that was cut."""

@@ -1,19 +1,21 @@
-"""The caches of what jobs own. Anybody may label an object, and name any owner: what no job owns takes few bytes."""
+"""The caches of objects that jobs own, such as pods and Services.
+
+Anybody may create objects with a job's labels or with any owner. The caches limit the number of such objects.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
-from dtj.api.job import Manifest
 from dtj.reconcile.informer import Cache
 from dtj.reconcile.view import Key
 
 MOST_STRAYS = 1_000
-"""The objects of one kind in one namespace that are kept although their owner is no job in the cache of jobs."""
+"""The number of objects of one kind in one namespace that are kept although no cached job is their owner."""
 MOST_OF_JOB = 64
-"""The Services, ConfigMaps, Deployments or record pods that are kept of one job. A job has few of each."""
+"""The number of Services, ConfigMaps, Deployments or record pods that are kept of one job. A job has few of each."""
 
 
 class _Owned(Protocol):
@@ -34,12 +36,12 @@ class OwnedCache(Cache[T]):
 
     def __init__(
         self,
-        see: Callable[[Manifest], T],
+        see: Callable[[Mapping[str, Any]], T],
         knows: Callable[[str, Key], bool],
         changed: Callable[[Key], None],
         changed_little: Callable[[Key], None],
         urgent: Callable[[Key, T | None, T | None], bool] | None = None,
-        key: Callable[[Manifest], Key] | None = None,
+        key: Callable[[Mapping[str, Any]], Key] | None = None,
         most: Callable[[Key], int] = lambda _: MOST_OF_JOB,
     ) -> None:
         """knows: returns whether the cache of jobs has a job of this uid, at this key.
@@ -48,7 +50,7 @@ class OwnedCache(Cache[T]):
         See `Cache` for the rest.
         """
 
-        def owned(manifest: Manifest) -> T | None:
+        def owned(manifest: Mapping[str, Any]) -> T | None:
             seen = see(manifest)
             fits = manifest["metadata"]["uid"] in self._keys or self._held[seen.owner] < most(
                 self._key(manifest)
@@ -62,7 +64,7 @@ class OwnedCache(Cache[T]):
         self._strays: dict[str, dict[str, None]] = {}
         """The uids of the objects with an unknown owner, by namespace, the oldest first."""
 
-    def put(self, manifest: Manifest) -> None:
+    def put(self, manifest: Mapping[str, Any]) -> None:
         """See `Cache`."""
         super().put(manifest)
         uid = manifest["metadata"]["uid"]

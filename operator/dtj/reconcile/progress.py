@@ -1,4 +1,4 @@
-"""The poller of running jobs: the operator asks the pods that know the progress of a job."""
+"""The poller of running jobs: it asks the pod of rank 0 or the chief, and the evaluator, for their progress."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import aiohttp
 
 from dtj.reconcile.view import Key
-from dtj.status.overdue import some
-from dtj.status.progress_report import Report, read_report
+from dtj.status.force_deletion import some
+from dtj.status.observed import ProgressReport, read_report
 from dtj_trainer import contract
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class _Followed:
     address: str
     closely: bool
     task: asyncio.Task[None]
-    report: Report | None = None
+    report: ProgressReport | None = None
     answers: bool | None = None
 
 
@@ -61,7 +61,7 @@ class ProgressPoller:
         self._session: aiohttp.ClientSession | None = None
         self._asking: set[asyncio.Task[None]] = set()
 
-    def report(self, key: Key, pod: str) -> Report | None:
+    def report(self, key: Key, pod: str) -> ProgressReport | None:
         """Return the last report of a job's pod while the poller follows the pod, else None."""
         followed = self._followed.get(key, {}).get(pod)
         return followed.report if followed else None
@@ -163,7 +163,7 @@ class ProgressPoller:
             self._session = aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=False)
         return self._session
 
-    async def _fetch(self, address: str) -> Report | None:
+    async def _fetch(self, address: str) -> ProgressReport | None:
         try:
             async with self._http().get(address, allow_redirects=False) as response:
                 if response.status != 200:
@@ -177,7 +177,7 @@ class ProgressPoller:
             return None
         report, dropped = read_report(body)
         if dropped:
-            # Log at this level because a pod may send such values in every answer. A metric counts the values.
-            _log.debug("%s: %d values are not what a report has, and are dropped", address, dropped)
+            # Log at level DEBUG, because a pod may send such values in every answer. A metric counts the values.
+            _log.debug("%s: %d values of the report do not fit the schema, and are dropped", address, dropped)
             self._dropped(dropped)
         return report

@@ -45,7 +45,7 @@ class WorkQueue:
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._opened: set[str | None] = {None} if opened else set()
         self._held: dict[Key, None] = {}
-        """The keys of namespaces that are not open, in their order. They are not late: nobody serves them yet."""
+        """The keys of namespaces that are not open, in their order. They do not count as late before `open`."""
         self._ready: _Turns = OrderedDict()
         """The keys that wait, by namespace. The first namespace has the next turn."""
         self._large = large
@@ -151,9 +151,9 @@ class WorkQueue:
         return key
 
     def _next(self) -> tuple[_Turns, str] | None:
-        """Return the namespace that has the next turn, and its place; None where no key may be taken now."""
+        """Return the turns, `_large_ready` or `_ready`, and their next namespace; None while no key may be taken."""
         for ready in (self._ready,) if self._large_busy else (self._large_ready, self._ready):
-            for namespace in ready:  # Few namespaces can have their share of the workers at a time.
+            for namespace in ready:  # This loop is short: few namespaces can have the most workers at a time.
                 if self._most is None or self._busy_in[namespace] < self._most:
                     return ready, namespace
         return None

@@ -1,47 +1,172 @@
-"""One pass over a job: observe, decide, store, act.
+"""One pass over a job: observe, decide, store, act. `controller` calls `reconcile`; `decision` has the decisions.
 
 A pass stores the status before it carries out the actions that follow from the status. If a pass breaks off, the next
 pass completes the work: the status has the attempt, the restarts and the end of the job, and every action is
-idempotent.
+idempotent. The write of a status is an event like any other, and causes the next pass.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from dtj.api.job import Job
-from dtj.api.managed_by import other_manager_of
+from dtj.api.job import Fault, Job
 from dtj.api.reasons import Reason
-from dtj.api.status import JobStatus
+from dtj.api.status import JobStatus, Phase
 from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import Action, Create, CreatePod, CreateSshSecret
-from dtj.reconcile.boot_clock import Clock, boot_clock
+from dtj.reconcile.boot_clock import BootClock, boot_clock
 from dtj.reconcile.decision import Decided, decide, soonest
-from dtj.reconcile.executor import BEHIND_SECONDS, MOST_AT_ONCE, Executor
-from dtj.reconcile.live_reads import misses_one
+from dtj.reconcile.delegate import find_delegate
+from dtj.reconcile.executor import BEHIND_SECONDS, MOST_AT_ONCE, Executor, misses_one
+from dtj.reconcile.kept_job import managed_elsewhere
 from dtj.reconcile.memory import Memory
-from dtj.reconcile.metrics import Metrics
-from dtj.reconcile.observer import Observer, addresses
+from dtj.reconcile.metrics import OperatorMetrics
 from dtj.reconcile.progress import ProgressPoller
-from dtj.reconcile.record import Recorder
+from dtj.reconcile.record import RecordKeeper
 from dtj.reconcile.snapshot import Snapshot, size
 from dtj.reconcile.tensorboard import keep, wanted
-from dtj.reconcile.view import Key, View
+from dtj.reconcile.view import Key, View, is_delegated
 from dtj.status.events import Happening, happenings
-from dtj.status.overdue import describe_overdue, next_due, overdue
+from dtj.status.force_deletion import describe_force_deletion, next_force_deletion, pods_to_force_delete
+from dtj.status.observed import Observed, ProgressReport, not_taken_up
+
+# The beginning of a pass: a snapshot of a job from caches, reports and, for an MPIJob, the API server.
+
+
+class Observer:
+    """Takes snapshots of jobs, and chooses the pods that are asked for reports."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        view: View,
+        progress: ProgressPoller,
+        clock: BootClock,
+        plan: Callable[[Job], Plan],
+        records: bool = False,
+    ) -> None:
+        """records: whether the operator makes record pods."""
+        self._cluster = cluster
+        self._view = view
+        self._progress = progress
+        self._clock = clock
+        self._plan = plan
+        self._records = records
+
+    async def observe(self, key: Key, memory: Memory, manifest: Mapping[str, Any]) -> Snapshot:
+        """Take a snapshot of a job. manifest: the job as it is stored. Raises ApiError."""
+        memory.cost.begin()
+        job, faults = await memory.read(manifest)
+        begun = time.thread_time()
+        delegates = is_delegated(job)
+        pods = [
+            pod.view
+            for pod in self._view.pods(key)
+            if pod.owner == job.uid and (delegates or not pod.delegated)
+        ]
+        memory.cost.seconds += time.thread_time() - begun
+        # Choose a name for the ssh Secret only before the job has pods: the status must name the Secret before the
+        # pods are created.
+        unnamed = job.status.ssh_secret is None and not pods and not faults
+        named = self._named(memory, job) if unnamed else job
+        plan = await memory.cost.count(partial(self._planned, named, faults), size(job, pods))
+        names_secret = unnamed and plan is not None and plan.ssh_secret is not None
+        if names_secret:
+            job = named
+        now = self._clock.now()
+        delegate = await find_delegate(self._cluster, job, plan)
+        return Snapshot(
+            job=job,
+            faults=faults,
+            plan=plan,
+            observed=replace(
+                self._reported(key, plan),
+                pods=pods,
+                refusal=memory.refusals.obstacle or not_taken_up(delegate.mpijob, now),
+                invalid=memory.refusals.invalid,
+                mpijob=delegate.mpijob,
+            ),
+            services=[service for service in self._view.services(key) if service.owner == job.uid],
+            configs=[config for config in self._view.configs(key) if config.owner == job.uid],
+            boards=[board for board in self._view.deployments(key) if board.owner == job.uid],
+            delegate=delegate,
+            no_tensorboard=memory.no_tensorboard,
+            now=now,
+            records=[each.pod for each in self._view.records(key) if each.owner == job.uid]
+            if self._records
+            else None,
+            no_record=memory.no_record,
+            names_secret=names_secret,
+        )
+
+    def follow(self, key: Key, seen: Snapshot, status: JobStatus) -> None:
+        """Ask the reporter and the evaluator of a job for reports while the job trains, and no other pod."""
+        plan = seen.plan
+        trains = status.phase is Phase.RUNNING or (
+            plan and plan.shape.restarts_with and not status.conditions.finished
+        )
+        if plan is None or not trains:
+            self._progress.leave(key)
+            return
+        # The check for a stalled job needs recent reports.
+        closely = seen.job.run_policy.stall_timeout_seconds is not None
+        self._progress.follow(
+            key, addresses(seen, {plan.shape.reporter, plan.shape.evaluator}), closely=closely
+        )
+
+    def _planned(self, job: AnyJob, faults: Sequence[Fault]) -> Plan | None:
+        return self._plan(job) if isinstance(job, Job) and not faults else None
+
+    def _named(self, memory: Memory, job: AnyJob) -> AnyJob:
+        name = memory.ssh_secret.name(job)
+        return replace(job, status=job.status.model_copy(update={"ssh_secret": name}))
+
+    def _reported(self, key: Key, plan: Plan | None) -> Observed:
+        """Return the reports of the plan's pods."""
+        if plan is None:
+            return Observed()
+        report = self._progress.report(key, plan.shape.reporter) or ProgressReport()
+        evaluation = self._progress.report(key, plan.shape.evaluator) if plan.shape.evaluator else None
+        return Observed(
+            progress=report.progress,
+            artifacts=report.artifacts,
+            bottleneck=report.bottleneck,
+            checkpoint_held_up=report.checkpoint_held_up,
+            artifacts_incomplete=report.artifacts_incomplete,
+            evaluation=evaluation.progress if evaluation else None,
+            answers=self._progress.answers(key, plan.shape.reporter),
+            program_ended=report.program_ended,
+            utilisation=report.utilisation,
+            pod_checkpoint=report.pod_checkpoint,
+            in_place=report.in_place,
+        )
+
+
+def addresses(seen: Snapshot, names: Set[str | None]) -> dict[str, str]:
+    """Return the addresses of those pods of these names that run, by name."""
+    return {pod.name: pod.ip for pod in seen.observed.pods if pod.name in names and pod.running and pod.ip}
+
 
 _log = logging.getLogger(__name__)
-# The pause before a job's next pass, in processor times of the last pass. One job uses at most a tenth of a core.
+# The pause before a job's next pass, as a multiple of the last pass's processor time. One job thus uses at most a
+# tenth of a core.
 _REST = 9.0
 # The pause before the next pass over a job that has ended. One pass then sees the end of several pods.
 _OVER_SECONDS = 1.0
+# The largest decoded spec, in bytes, that is kept from one pass to the next, and the limit for all specs together. A
+# usual spec takes 10 kB.
+_LARGE_BYTES = 64_000
+_MOST_BYTES = 32_000_000
 
 
 class Reconciler:
@@ -52,16 +177,16 @@ class Reconciler:
         cluster: Cluster,
         view: View,
         progress: ProgressPoller,
-        metrics: Metrics,
+        metrics: OperatorMetrics,
         now: Callable[[], datetime],
         plan: Callable[[Job], Plan] = plan_job,
         elapsed: Callable[[], float] = boot_clock,
         counts_after: float = 0.0,
-        moves: Callable[[Key], None] = lambda _: None,
+        moves: Callable[[Key], None] | None = None,
         at_once: int = MOST_AT_ONCE,
-        crowded: Callable[[], bool] = lambda: False,
+        crowded: Callable[[], bool] | None = None,
         host_paths: Sequence[str] | None = None,
-        recorder: Recorder | None = None,
+        recorder: RecordKeeper | None = None,
     ) -> None:
         """now: returns the time of the API server.
         plan: plans a job without faults. `dtj run` plans jobs differently from a cluster.
@@ -78,13 +203,16 @@ class Reconciler:
         self._view = view
         self._progress = progress
         self._metrics = metrics
-        self._clock = Clock(now, elapsed)
+        self._clock = BootClock(now, elapsed)
         self._counts_after = counts_after
         self._host_paths = host_paths
         self._recorder = recorder
         self._observer = Observer(cluster, view, progress, self._clock, plan, records=recorder is not None)
         self._executor = Executor(cluster, moves, at_once, crowded)
         self._memory: dict[Key, Memory] = {}
+        self._held: OrderedDict[Key, int] = OrderedDict()
+        """The bytes of each decoded spec that is kept, the spec with the oldest pass first."""
+        self._held_bytes = 0
 
     async def reconcile(self, key: Key) -> float | None:
         """Run one pass. Returns seconds until the next pass is due without an event, or None when no pass is due.
@@ -97,10 +225,13 @@ class Reconciler:
             self._forget(key)
             return await self._end_strays(key, None)
         strays = await self._end_strays(key, manifest["metadata"]["uid"])
-        if other_manager_of(manifest):
+        if managed_elsewhere(manifest):
             self._forget(key)
             return strays
-        again = await self._pass(key, manifest)
+        try:
+            again = await self._pass(key, manifest)
+        finally:
+            self._shed(key, self._memory[key])
         return soonest(strays, again, self._memory[key].recorder.due_in())
 
     def rest(self, key: Key) -> float:
@@ -110,45 +241,46 @@ class Reconciler:
             return 0.0
         return max(_REST * memory.cost.seconds, _OVER_SECONDS if memory.over else 0.0)
 
-    def is_echo(self, key: Key, version: str) -> bool:
-        """Return whether this version of a job is the last write of its last pass and needs no other pass."""
-        memory = self._memory.get(key)
-        return memory is not None and memory.stored.is_echo(version)
-
     async def _end_strays(self, key: Key, uid: str | None) -> float | None:
-        """Delete by force the overdue pods of deleted jobs of this name.
+        """Force-delete the pods of deleted jobs of this name that did not end in time.
 
-        Returns seconds until the next pod of such jobs is overdue, or None without such pods.
+        Returns the seconds until the next force deletion, or None if none is due.
 
         uid: the uid of the job that has the name now; None when no job has the name.
         """
         pods = [pod.view for pod in self._view.pods(key) if pod.owner and pod.owner != uid]
         now = self._clock.now()
-        for pod in overdue(pods, now):
-            _log.info("%s/%s: %s", *key, describe_overdue(pod))
+        for pod in pods_to_force_delete(pods, now):
+            _log.info("%s/%s: %s", *key, describe_force_deletion(pod))
             await self._cluster.delete_pod(key[0], pod.name, pod.uid, force=True)
-        return next_due(pods, now)
+        return next_force_deletion(pods, now)
 
     async def _pass(self, key: Key, manifest: Mapping[str, Any]) -> float | None:
+        # Observe.
         memory = self._remembered(key, manifest["metadata"]["uid"])
         seen = await self._observer.observe(key, memory, memory.stored.latest(manifest))
         self._catch_up(key, memory, seen)
-        decided = await self._decide(memory, seen)
-        memory.over = decided.decision.status.finished
+        # Decide. A cache that is behind must not begin a new attempt.
+        decided = await memory.cost.count(partial(decide, seen), size(seen.job, seen.observed.pods))
+        memory.over = decided.decision.status.conditions.finished
         if await self._is_cache_behind(seen, decided):
             return BEHIND_SECONDS
-        attempt = seen.job.status.current_attempt
+        # Leave out requests that an earlier pass has sent and whose effect the cache does not show yet, and requests
+        # that the API server refused a short time ago.
+        attempt = seen.job.attempt
         todo = memory.expectations.without(decided.todo, attempt)
         todo = memory.refusals.without(todo, (seen.job.generation, attempt))
         if seen.names_secret:
             decided, todo = await self._name_secret(memory, seen, decided, todo)
+        # Store the status.
         wait = self._wait_to_store(memory, seen, decided, todo)
         if wait is None:
             await self._store(key, memory, seen, decided)
         await memory.recorder.flush(self._cluster)
+        # Ask pods for reports, and act.
         self._observer.follow(key, seen, decided.decision.status)
         self._ask_for_stacks(memory, seen, decided.decision.stalled_since)
-        if decided.decision.status.attempt != seen.job.status.current_attempt:
+        if decided.decision.status.attempt != attempt:
             return 0.0  # The next pass plans the new attempt.
         look_again = soonest(decided.decision.look_again, wait)
         again = await self._executor.act(seen.job, seen.plan, memory, todo, look_again)
@@ -157,6 +289,20 @@ class Reconciler:
         if memory.over and not todo:
             memory.shed()
         return soonest(again, await self._keep_record(memory, seen, decided))
+
+    def _shed(self, key: Key, memory: Memory) -> None:
+        """Drop the decoded spec of this job if it is large, and of jobs whose last pass is long ago.
+
+        The garbage collector walks through all decoded specs, and blocks the event loop meanwhile.
+        """
+        if memory.held > _LARGE_BYTES:
+            memory.shed()
+        self._held_bytes += memory.held - self._held.pop(key, 0)
+        self._held[key] = memory.held
+        while self._held_bytes > _MOST_BYTES:
+            oldest, held = self._held.popitem(last=False)
+            self._held_bytes -= held
+            self._memory[oldest].shed()
 
     def _remembered(self, key: Key, uid: str) -> Memory:
         """Return the memory of this job. Drop the memory of an earlier job of the same name."""
@@ -168,26 +314,18 @@ class Reconciler:
         return memory
 
     def _catch_up(self, key: Key, memory: Memory, seen: Snapshot) -> None:
-        """Report the stored status, in case an earlier write got no answer.
+        """Record events and metrics of a status that was stored by an earlier write without an answer.
 
-        The report is at the beginning of the pass, so that it takes place even if the pass breaks off.
+        This comes first in a pass, so that the events are recorded even if the pass ends by an error.
         """
         before = memory.stored.confirmed(seen.job.status)
         if before is not None:
             self._report(memory, seen, before, seen.job.status)
         self._metrics.see(key, seen.job, seen.job.status, seen.observed)
 
-    async def _decide(self, memory: Memory, seen: Snapshot, job: AnyJob | None = None) -> Decided:
-        """Decide in view of the snapshot. job: the job with another status, in place of the job in the snapshot."""
-
-        def decided() -> Decided:
-            return decide(self._observer.planned_again(seen, job) if job else seen)
-
-        return await memory.cost.count(decided, size(seen.job, seen.observed.pods))
-
     async def _is_cache_behind(self, seen: Snapshot, decided: Decided) -> bool:
         """Return whether the decision begins a new attempt because of a pod that exists and that the cache misses."""
-        if seen.plan is None or decided.decision.status.attempt <= seen.job.status.current_attempt:
+        if seen.plan is None or decided.decision.status.attempt <= seen.job.attempt:
             return False
         return await misses_one(self._cluster, seen.job, seen.plan, {pod.name for pod in seen.observed.pods})
 
@@ -214,7 +352,7 @@ class Reconciler:
         all-or-nothing job never waits, because it must have the counts from the start. Other jobs store the counts
         when the last pods are created. A pass that deletes pods stores the counts before the deletion.
         """
-        if seen.plan is None or seen.plan.all_or_nothing:
+        if seen.plan is None or seen.plan.shape.all_or_nothing:
             return None
         if not all(isinstance(action, (Create, CreatePod)) for action in todo):
             return None
@@ -228,8 +366,6 @@ class Reconciler:
         if written.refusal is not None:
             self._metrics.refused_statuses.inc()
             memory.recorder.record(seen.job, Happening("Warning", Reason.STATUS_REFUSED, written.refusal))
-        follows = await self._decide(memory, seen, replace(seen.job, status=written.status))
-        memory.stored.expect_echo(settled=follows == decided)
         self._report(memory, seen, seen.job.status, written.status)
         self._metrics.see(key, seen.job, written.status, seen.observed)
 
@@ -254,7 +390,8 @@ class Reconciler:
         if seen.plan is None or not isinstance(job, Job):
             return again
         tries = memory.board_tries
-        # The objects that exist are part of what is tried: the one in the way may have gone.
+        # Try at once again if the spec or the existing objects change: the object with a conflicting name may be
+        # gone.
         tries.of((job.generation, wanted(job, seen.plan) is None, len(seen.services), len(seen.boards)))
         if left := tries.due_in():
             return soonest(again, left)
@@ -283,5 +420,6 @@ class Reconciler:
         if self._recorder is not None:
             self._recorder.forget(key)
         self._memory.pop(key, None)
+        self._held_bytes -= self._held.pop(key, 0)
         self._metrics.jobs.forget(key)
         self._progress.leave(key)

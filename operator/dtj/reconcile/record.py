@@ -1,12 +1,14 @@
-"""The record pod of a job: the operator makes it, reads how it ended, and deletes it.
+"""The record pod of a job, which writes `end.json`: the operator creates it, reads how it ended, and deletes it.
 
-The pod never holds up a training. Of thousands of jobs that end at once, only a few have their record pods at a time.
+The number of record pods at a time is limited, also if thousands of jobs end at once. Namespaces share these places.
+`status.record` decides whether a job needs a record pod.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,10 +18,9 @@ from dtj.api.reasons import Reason
 from dtj.api.scheduling_rules import KUEUE_QUEUE
 from dtj.api.status import JobStatus
 from dtj.cluster.port import ApiError, Cluster
+from dtj.reconcile.boot_clock import boot_clock
 from dtj.reconcile.memory import Memory
-from dtj.reconcile.record_places import RecordPlaces
-from dtj.reconcile.refusal import Refused, make
-from dtj.reconcile.retry import FIRST_SECONDS
+from dtj.reconcile.refusal import FIRST_SECONDS, CreationRefused, make
 from dtj.reconcile.snapshot import Snapshot
 from dtj.reconcile.view import Key, OwnedRecord, controller_uid
 from dtj.status.decision import Decision
@@ -28,10 +29,105 @@ from dtj.status.record import RecordPod, Refusal, as_recorded, recording
 from dtj.status.times import written_time
 from dtj_trainer.contract.history import RECORD_POD, RecordedPod
 
+# The places for record pods at a time. Namespaces share the places fairly: record pods that hang at the bucket of one
+# tenant do not delay other tenants.
+
+MOST_RECORD_PODS = 16
+"""The largest number of record pods at a time, of all jobs."""
+MOST_IN_VAIN = 2
+"""The largest number of record pods at a time of a namespace whose last record pod failed to write."""
+MOST_REMEMBERED = 1_000
+"""The number of namespaces that are remembered because their last record pod failed. The oldest are forgotten, since
+the operator does not learn of deleted namespaces."""
+# A job loses its place if it has not asked for it for this many seconds: its passes fail or no longer take place.
+_FORGOTTEN_SECONDS = 600.0
+
+
+class RecordPlaces:
+    """Gives each place that becomes free to the namespace that has fewest, and there to the job that asked first.
+
+    One namespace leaves a quarter of the places free, for the next that comes. A namespace whose last record pod
+    wrote nothing has few places until one of its pods writes: a pod waits minutes for a store that does not answer.
+    """
+
+    def __init__(
+        self,
+        most: int = MOST_RECORD_PODS,
+        wake: Callable[[Key], None] = lambda _: None,
+        elapsed: Callable[[], float] = boot_clock,
+    ) -> None:
+        """wake: called with a job that has waited for a place and has the place now.
+        elapsed: returns seconds of a monotonic clock.
+        """
+        self._most = most
+        self._wake = wake
+        self._elapsed = elapsed
+        self._held: dict[Key, float] = {}
+        """When each job with a place asked for it last, or got it, in seconds of the clock."""
+        self._waiting: dict[str, dict[Key, None]] = {}
+        """The jobs that wait, by namespace."""
+        self._in_vain: dict[str, None] = {}
+        """The namespaces whose last record pod failed to write, the newest last."""
+
+    def hold(self, key: Key) -> None:
+        """Note that a job has a record pod."""
+        self._wait_no_more(key)
+        self._held[key] = self._elapsed()
+
+    def ended(self, namespace: str, *, wrote: bool) -> None:
+        """Note that a record pod of this namespace ended, or was given up."""
+        self._in_vain.pop(namespace, None)
+        if not wrote:
+            self._in_vain[namespace] = None
+            if len(self._in_vain) > MOST_REMEMBERED:
+                del self._in_vain[next(iter(self._in_vain))]
+
+    def take(self, key: Key) -> bool:
+        """Return whether the job has a place. Without a place, the job waits for one from now on."""
+        if key not in self._held:
+            self._waiting.setdefault(key[0], {})[key] = None
+            self._give(asking=key)
+        if key in self._held:
+            self._held[key] = self._elapsed()
+            return True
+        return False
+
+    def leave(self, key: Key) -> None:
+        """Give up the job's place, or its wait."""
+        self._wait_no_more(key)
+        if self._held.pop(key, None) is not None:
+            self._give()
+
+    def _share(self, namespace: str) -> int:
+        return MOST_IN_VAIN if namespace in self._in_vain else self._most - self._most // 4
+
+    def _wait_no_more(self, key: Key) -> None:
+        waiting = self._waiting.get(key[0], {})
+        waiting.pop(key, None)
+        if not waiting:
+            self._waiting.pop(key[0], None)
+
+    def _give(self, asking: Key | None = None) -> None:
+        now = self._elapsed()
+        for key in [key for key, at in self._held.items() if now - at > _FORGOTTEN_SECONDS]:
+            del self._held[key]
+        while len(self._held) < self._most:
+            held = Counter(namespace for namespace, _ in self._held)
+            below = [each for each in self._waiting if held[each] < self._share(each)]
+            if not below:
+                return
+            namespace = min(below, key=lambda each: held[each])
+            key = next(iter(self._waiting[namespace]))
+            self._wait_no_more(key)
+            self._held[key] = now
+            if key != asking:
+                self._wake(key)
+
+
 _log = logging.getLogger(__name__)
 MOST_LOST = 5
-"""The cluster may take away so many record pods of a job, one after another, before the record is given up."""
-# A job that waits for its turn is woken when it has it. It asks again after so long all the same.
+"""The number of record pods of a job that the cluster may take away before the operator gives up the record."""
+# A job that waits for a place gets a pass when the place is free. It also asks again after this many seconds.
 _TURN_SECONDS = 60.0
 _PLACE = "spec.artifacts"
 
@@ -42,7 +138,7 @@ Build = Callable[[Job, JobStatus, Sequence[RecordedPod], str], Manifest]
 def view_record(manifest: Mapping[str, Any]) -> OwnedRecord:
     """Return the fields of a record pod that the operator reads."""
     metadata, status = manifest["metadata"], manifest.get("status") or {}
-    # A sidecar that the cluster adds may run on, or fail when the kubelet ends it.
+    # Read only the container that records: a sidecar that the cluster injects may continue, or fail at its end.
     containers = {each["name"]: each.get("state") or {} for each in status.get("containerStatuses") or []}
     state = containers.get(RECORD_POD, {})
     ended, waiting = state.get("terminated"), state.get("waiting") or {}
@@ -52,11 +148,13 @@ def view_record(manifest: Mapping[str, Any]) -> OwnedRecord:
     taken = bool(reason) or deleting or is_disrupted(status)
     if succeeded:
         pass
-    # Kubernetes gives a pod that exceeds activeDeadlineSeconds the same reason.
+    # Kubernetes' reason for a pod beyond its activeDeadlineSeconds is also DeadlineExceeded.
     elif phase == "Failed" and reason == Reason.DEADLINE_EXCEEDED:
-        fault = "it did not end in time" + (f": {waiting['message']}" if waiting.get("message") else "")
+        fault = "the pod did not end in time" + (f": {waiting['message']}" if waiting.get("message") else "")
     elif ended and not taken:
-        fault = (ended.get("message") or "").strip() or f"it ended with exit code {ended.get('exitCode')}"
+        fault = (
+            ended.get("message") or ""
+        ).strip() or f"the pod ended with exit code {ended.get('exitCode')}"
     elif waiting.get("reason") == "CreateContainerConfigError":
         fault = waiting.get("message") or waiting["reason"]
     pod = RecordPod(
@@ -93,16 +191,16 @@ def recorded(seen: Snapshot, decision: Decision) -> tuple[Decision, bool]:
 
 
 def _keeps(job: Job, faults: Sequence[Fault]) -> bool:
-    """Return whether a record pod can find the job's prefix in the bucket."""
+    """Return whether the job has a valid prefix in a bucket, in which a record pod can write."""
     wrong = any(fault.field.startswith(_PLACE) for fault in faults)
     return job.artifacts_uri is not None and job.created is not None and not wrong
 
 
 def _name(job: Job, status: JobStatus) -> str:
-    return record_name(job.name, job.short_uid, status.current_attempt, ended=status.finished)
+    return record_name(job.name, job.short_uid, max(status.attempt, 1), ended=status.finished)
 
 
-class Recorder:
+class RecordKeeper:
     """Makes and deletes record pods. Only the jobs with a place have one."""
 
     def __init__(self, build: Build, places: RecordPlaces) -> None:
@@ -142,7 +240,7 @@ class Recorder:
             self._places.hold(key)
             return None
         if left := memory.record_tries.due_in():
-            self._places.leave(key)  # Other jobs have their turn meanwhile.
+            self._places.leave(key)  # During the pause, another job may have the place.
             return left
         if not self._places.take(key):
             return random.uniform(1.0, 2.0) * _TURN_SECONDS  # noqa: S311 - not for secrets
@@ -167,10 +265,10 @@ class Recorder:
             self._places.leave((job.namespace, job.name))
             return 0.0
         try:
-            # The record says of itself that it is written, as the stored status does once the pod has succeeded.
+            # The status inside end.json has the condition Recorded as True: if the file exists, the end is recorded.
             written = as_recorded(job, status, _name(job, status), seen.now)
             await make(cluster, job, self._build(job, written, pods, time))
-        except Refused as refused:
+        except CreationRefused as refused:
             memory.no_record = Refusal(refused.obstacle[1], since, lasting=refused.invalid)
         except ApiError as error:
             memory.no_record = Refusal(str(error), since, lasting=False)

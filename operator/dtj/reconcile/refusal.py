@@ -1,10 +1,11 @@
-"""Objects that the API server refuses, as opposed to errors that a repeated pass resolves."""
+"""Objects that the API server refuses to create, in contrast to errors that the next pass resolves."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 from dtj.api.identity import KIND
 from dtj.api.job import Fault, Manifest
@@ -12,17 +13,70 @@ from dtj.api.reasons import Reason
 from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.actions import CREATIONS, Action
-from dtj.reconcile.retry import Tries
 from dtj.reconcile.view import controller_uid
+
+# The operator repeats a refused request after 10 s, then after longer and longer pauses of up to 5 to 7 minutes.
+
+FIRST_SECONDS, LONGEST_SECONDS = 10.0, 300.0
+_GROWTH = 4.0
+_MOST_GROWTHS = 8
+_JITTER = 0.4
+_ROUNDING_SECONDS = 0.01
+
+
+def pause(failed: int, uid: str, growth: float = _GROWTH) -> float:
+    """Return the seconds until the next try after so many tries in a row that failed.
+
+    Jobs that are refused at the same time, for example by one quota, are not all tried at the same time: the uid of
+    the job lengthens each of its pauses by a share of up to 0.4. So an hour costs a job at most 13 tries.
+    """
+    share = 1 + _JITTER * crc32(f"{uid} {failed}".encode()) / 2**32
+    return share * min(LONGEST_SECONDS, FIRST_SECONDS * growth ** min(failed - 1, _MOST_GROWTHS))
+
+
+class Tries:
+    """The tries of one thing for one job."""
+
+    def __init__(self, uid: str, elapsed: Callable[[], float], growth: float = _GROWTH) -> None:
+        """elapsed: returns seconds of a monotonic clock. growth: the factor from a pause to the next."""
+        self._uid = uid
+        self._elapsed = elapsed
+        self._growth = growth
+        self._what: object = None
+        self._next = 0.0
+        self.failed = 0
+        """The number of tries in a row that failed."""
+
+    def fail(self) -> None:
+        """Note that a try failed just now."""
+        self.failed += 1
+        self._next = self._elapsed() + pause(self.failed, self._uid, self._growth)
+
+    def of(self, what: object) -> None:
+        """Reset unless the last try was of the same: its refusal says nothing of this one."""
+        if self._what != what:
+            self._what = what
+            self.reset()
+
+    def reset(self) -> None:
+        """Note that a try succeeded, or that the next one is of something else."""
+        self.failed, self._next = 0, 0.0
+
+    def due_in(self) -> float:
+        """Return the seconds until the next try is due; 0: now."""
+        left = self._next - self._elapsed()
+        return left if left > _ROUNDING_SECONDS else 0.0
+
 
 _INVALID = re.compile(r'[\w.]+ "[^"]*" is invalid: ')
 _PASSES_WITHOUT_ACCOUNT, _ACCOUNT_SECONDS = 4, 2.0
-"""The service account of a new namespace is created soon: within this many passes, so many seconds apart at least."""
+"""In a new namespace, the default service account may not exist yet, and pods are refused. This many passes, at least
+this many seconds apart, try again before the refusal counts."""
 _WORDS_SECONDS = 3600.0
 _CONFLICT, _TOO_LARGE, _SERVER_ERROR = 409, 413, 500
 
 
-class Refused(Exception):
+class CreationRefused(Exception):
     """The API server refuses an object of the plan. The refusal may end, for example that of a quota."""
 
     def __init__(self, error: ApiError, manifest: Manifest) -> None:
@@ -30,7 +84,7 @@ class Refused(Exception):
         self.error = error
         name = manifest["metadata"]["name"]
         self.what = f"{manifest['kind']} {name}"
-        # The beginning of the message repeats `what`: `Pod "x" is invalid: `, `pods "x" is forbidden: `.
+        # Remove the beginning of the message, such as `Pod "x" is invalid: `, which only repeats `what`.
         self.why = re.sub(rf'^\w+ "{re.escape(name)}" is (invalid|forbidden): ', "", error.message)
 
     @property
@@ -48,7 +102,7 @@ class Refused(Exception):
         """Reason and message for the status."""
         message = f"{self.what} can't be made: {self.why}"
         if self.error.status in (403, 422):
-            # Only the message distinguishes a quota from other refusals.
+            # The API server refuses a pod above a quota with 403, too. Only the message distinguishes this case.
             over_quota = "exceeded quota" in self.error.message
             return (Reason.QUOTA_EXCEEDED if over_quota else Reason.FORBIDDEN), message
         return self.error.reason if self.error.status else Reason.API_UNREACHABLE, message
@@ -65,7 +119,7 @@ class Unmade(ApiError):
         super().__init__(error.status, error.reason, error.message, error.retry_after or after)
         what = f"{manifest['kind']} {manifest['metadata']['name']}"
         reason = Reason.FORBIDDEN if error.status == 403 else Reason.API_SERVER_ERROR
-        self.obstacle = reason, f"{what} can't be made, the API server answers {error}"
+        self.obstacle = reason, f"{what} can't be made: the API server answers {error}"
 
 
 @dataclass
@@ -76,13 +130,13 @@ class Refusals:
     elapsed: Callable[[], float]
     """Returns seconds of a monotonic clock."""
     obstacle: tuple[str, str] | None = None
-    """Reason and message for the status."""
+    """Reason and message of the last refusal, for the status; None if nothing is refused."""
     invalid: tuple[Fault, ...] = ()
     """Faults of an object of the plan that the API server calls invalid."""
     _unmade: int = 0
     _unmade_before: int = 0
     _worded_at: float = 0.0
-    """When the message of the obstacle was new."""
+    """When the message of the obstacle last changed, in seconds of the clock."""
 
     def without(self, todo: Sequence[Action], tried: object) -> list[Action]:
         """Return the actions without creations, while a try of the same was refused and the next is not due.
@@ -101,7 +155,7 @@ class Refusals:
         self._unmade, self._unmade_before = 0, self._unmade
         return before
 
-    def refused(self, refused: Refused, before: tuple[str, str] | None) -> None:
+    def refused(self, refused: CreationRefused, before: tuple[str, str] | None) -> None:
         """Note a refusal. before: the obstacle of the last try.
 
         Some refusals have other words each time, such as the figures of a quota or the number of a request: the
@@ -138,7 +192,7 @@ def refuse(error: ApiError, manifest: Manifest) -> None:
     if error.status == 403 and "being terminated" in error.message:
         return  # The job is deleted with its namespace.
     if error.status in (400, 403, 422):
-        raise Refused(error, manifest) from None
+        raise CreationRefused(error, manifest) from None
     if error.status == _TOO_LARGE or error.status >= _SERVER_ERROR:
         raise Unmade(error, manifest) from None
     raise error
@@ -147,7 +201,7 @@ def refuse(error: ApiError, manifest: Manifest) -> None:
 async def make(cluster: Cluster, job: AnyJob, manifest: Manifest) -> Manifest | None:
     """Create an object of the job. Returns the object, or None when the job has the object already.
 
-    Raises Refused when the API server refuses the object, and ApiError when the caller must repeat the pass.
+    Raises CreationRefused when the API server refuses the object, and ApiError when the caller must repeat the pass.
     """
     try:
         return await cluster.create(manifest)
@@ -155,8 +209,8 @@ async def make(cluster: Cluster, job: AnyJob, manifest: Manifest) -> Manifest | 
         if error.status == 409 and error.reason == "AlreadyExists":
             existing = await cluster.get(manifest)
             if existing is None or controller_uid(existing) == job.uid:
-                return None  # An earlier pass created the object, or it was just deleted. The cache will show which.
-            raise Refused(ApiError(409, Reason.NAME_TAKEN, holder(existing, job)), manifest) from None
+                return None  # An earlier pass created the object, or a user just deleted it. The cache will show it.
+            raise CreationRefused(ApiError(409, Reason.NAME_TAKEN, holder(existing, job)), manifest) from None
         refuse(error, manifest)
         return None
 
@@ -178,7 +232,7 @@ def holder(existing: Manifest, job: AnyJob) -> str:
     metadata = existing["metadata"]
     owners = metadata.get("ownerReferences") or []
     if any(owner.get("kind") == KIND and owner.get("name") == job.name for owner in owners):
-        return "the one of an earlier job of this name still exists"
+        return "the object of an earlier job of this name still exists"
     if metadata.get("deletionTimestamp"):
-        return "another one of this name is still being deleted"
-    return "another one of this name exists, which is not the job's"
+        return "another object of this name is still being deleted"
+    return "another object of this name exists, and the job does not own it"

@@ -14,14 +14,13 @@ from dtj.plan.model import Plan
 from dtj.reconcile.actions import Action
 from dtj.reconcile.view import Owned, OwnedDeployment
 from dtj.status.decision import Decision
-from dtj.status.mpijob import MpiJob
-from dtj.status.observed import Observed
+from dtj.status.observed import MpiJob, Observed
 from dtj.status.pods import PodView
 from dtj.status.record import RecordPod, Refusal
 
 
 class Delegate(Protocol):
-    """The creator of a job's pods: this operator (`Native`), or mpi-operator from an MPIJob (`HandedOver`)."""
+    """The creator of a job's pods: this operator (`Native`), or mpi-operator from an MPIJob (`ByMpiOperator`)."""
 
     @property
     def mpijob(self) -> MpiJob | None:
@@ -62,6 +61,6 @@ class Snapshot:
 
 def size(job: AnyJob, pods: Sequence[PodView]) -> int:
     """Return the number of pods that a job wants or has, whichever is larger. The cost of a pass grows with it."""
-    roles = job.spec.replica_specs.given() if isinstance(job, Job) else {}
+    roles = job.given if isinstance(job, Job) else {}
     wanted = sum(role.replicas for role in roles.values())
     return max(wanted, len(pods))

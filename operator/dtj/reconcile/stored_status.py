@@ -1,4 +1,4 @@
-"""The stored status of one job, also while the cache does not show the last write of this process yet."""
+"""The stored status of one job. It includes the last write of this process, even before the cache shows the write."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dtj.api.condition_types import ConditionType
 from dtj.api.job import Manifest
 from dtj.api.reasons import Reason
-from dtj.api.status import Condition, JobStatus, Phase
+from dtj.api.status import Condition, Conditions, ConditionType, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.kept_job import KeptJob, with_status
@@ -26,7 +25,7 @@ _CONDITIONS = frozenset(kind.value for kind in ConditionType)
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenStatus:
     """A status that the API server has stored."""
 
     status: JobStatus
@@ -45,16 +44,15 @@ class StoredStatus:
         self._counts_after = counts_after
         self._latest: Mapping[str, Any] = {}
         self._written: KeptJob | None = None
-        """What is kept of the job that the API server returned after the last write."""
+        """The job that the API server returned after the last write."""
         self._written_at: float | None = None
         self._overtaken: set[str] = set()
         """Versions of the job that the writes have replaced since the cache last caught up."""
-        self._echo: str | None = None
         self._unanswered: tuple[JobStatus, JobStatus] | None = None
         """The status before and after a write that got no answer. The API server may have stored this write."""
         self._refusal: str | None = None
         self._plain = False
-        """Whether the API server has refused a status with reports of pods. From then on, none is written."""
+        """Whether the API server has refused a status with reports of pods. Later statuses then have no reports."""
 
     @property
     def version(self) -> str:
@@ -77,7 +75,7 @@ class StoredStatus:
         left = self._written_at + self._counts_after - self._elapsed()
         return left if left > 0 else None
 
-    async def write(self, cluster: Cluster, job: AnyJob, status: JobStatus) -> Written | None:
+    async def write(self, cluster: Cluster, job: AnyJob, status: JobStatus) -> WrittenStatus | None:
         """Store a status, unless the stored status is the same.
 
         job: the job that `latest` returned.
@@ -101,15 +99,7 @@ class StoredStatus:
             )
             await self._store(cluster, job, status, self._patch(status))
         refusal, self._refusal = self._refusal, None
-        return Written(status, refusal)
-
-    def expect_echo(self, *, settled: bool) -> None:
-        """Note whether the version just written needs a pass. settled: whether a pass would decide the same again."""
-        self._echo = self.version if settled else None
-
-    def is_echo(self, version: str) -> bool:
-        """Return whether this version of the job is the last write and needs no pass of its own."""
-        return self._echo == version
+        return WrittenStatus(status, refusal)
 
     def confirmed(self, stored: JobStatus) -> JobStatus | None:
         """Return the status before a write that got no answer, if `stored` shows that the write succeeded."""
@@ -146,7 +136,7 @@ class StoredStatus:
 
 
 def _only_counts(old: JobStatus, new: JobStatus) -> bool:
-    """Return whether `new` differs from `old` only in pod counts and in what follows from the counts.
+    """Return whether `new` differs from `old` only in counts of pods, and in fields that follow from the counts.
 
     The phase Starting counts as Pending, and the message of the reason PodsStarting counts the running pods.
     """
@@ -159,10 +149,12 @@ def _without_counts(status: JobStatus) -> JobStatus:
         condition.model_copy(update={"message": ""}) if _counts(condition) else condition
         for condition in status.conditions
     ]
-    # The message follows from the conditions.
+    # Ignore the message, which follows from the conditions and contains the same counts.
     counts: dict[str, object] = {"replica_statuses": {}, "completed_indexes": None, "message": None}
     state = Phase.PENDING if status.state in _STARTING else status.state
-    return status.model_copy(update={**counts, "phase": phase, "state": state, "conditions": conditions})
+    return status.model_copy(
+        update={**counts, "phase": phase, "state": state, "conditions": Conditions(conditions)}
+    )
 
 
 def _counts(condition: Condition) -> bool:
@@ -196,7 +188,7 @@ def _plain(status: JobStatus, stored: JobStatus) -> JobStatus:
         "artifacts": stored.artifacts,
         "pod_checkpoint": stored.pod_checkpoint,
         "failure": failure,
-        "conditions": conditions,
+        "conditions": Conditions(conditions),
         "message": _ascii(status.message),
     }
     return status.model_copy(update=update)

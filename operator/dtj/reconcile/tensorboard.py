@@ -16,7 +16,7 @@ from dtj.api.status import TensorBoardStatus
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.model import Plan, TensorBoard
 from dtj.plan.tensorboard import ANNOTATION_DIGEST, OFF, tensorboard_url, turned_off
-from dtj.reconcile.refusal import Refused, make, refuse
+from dtj.reconcile.refusal import CreationRefused, make, refuse
 from dtj.reconcile.view import Owned, OwnedDeployment, controller_uid
 from dtj.status.draft import LONGEST_CONDITION
 
@@ -37,7 +37,7 @@ def view_deployment(manifest: Mapping[str, Any]) -> OwnedDeployment:
         name=metadata["name"],
         owner=controller_uid(manifest),
         uid=metadata["uid"],
-        # Who may create Deployments writes what they like into the annotation.
+        # Cut the digest: a user who may create Deployments can write any text into the annotation.
         digest=(metadata.get("annotations") or {}).get(ANNOTATION_DIGEST, "")[:_LONGEST_DIGEST],
         ready=ready,
         trouble=(next(failing, None) or "")[:LONGEST_CONDITION] or _queued(metadata, ready=ready),
@@ -45,7 +45,7 @@ def view_deployment(manifest: Mapping[str, Any]) -> OwnedDeployment:
 
 
 def _queued(metadata: Mapping[str, Any], *, ready: bool) -> str | None:
-    """Return that Kueue queues the pod, as it does in a namespace with a LocalQueue `default`."""
+    """Return a message if Kueue queues the pod. In a namespace with a LocalQueue `default`, Kueue queues all pods."""
     queue = (metadata.get("labels") or {}).get(KUEUE_QUEUE)
     return None if queue is None or ready else f"its pod waits until Kueue admits it from LocalQueue {queue}"
 
@@ -80,7 +80,7 @@ async def keep(
     """
     try:
         await _keep(cluster, job, wanted(job, plan), services, deployments)
-    except Refused as refused:
+    except CreationRefused as refused:
         _log.info("%s/%s: %s", job.namespace, job.name, refused)
         return refused.obstacle[1]
     return None
@@ -88,7 +88,7 @@ async def keep(
 
 def wanted(job: Job, plan: Plan) -> TensorBoard | None:
     """Return the wanted TensorBoard. A suspended job has none; a finished job keeps it until deletion."""
-    suspended = job.run_policy.suspend and not job.status.finished
+    suspended = job.run_policy.suspend and not job.finished
     return None if suspended else plan.tensorboard
 
 

@@ -16,7 +16,7 @@ from dtj.reconcile.kept_job import KeptJob
 from dtj.status.pods import PodView
 from dtj.status.record import RecordPod
 
-# The kinds that control the pods of an MPIJob, and the ends of their names after the job's name.
+# The kinds of the objects that control the pods of an MPIJob, with the suffix of their names after the job's name.
 _DELEGATES = {MPIJOB_KIND: "", "Job": "-launcher"}
 _LONGEST_UID = 64
 Key = tuple[str, str]
@@ -124,7 +124,7 @@ def owned_pod(pod: Mapping[str, Any], view: PodView) -> OwnedPod:
 
 def is_delegated(job: AnyJob) -> bool:
     """Return whether mpi-operator creates the job's pods."""
-    return isinstance(job, Job) and job.spec.by_mpi_operator
+    return isinstance(job, Job) and job.by_mpi_operator
 
 
 def is_of(pod: Mapping[str, Any], job: AnyJob) -> bool:
@@ -150,7 +150,7 @@ def controller_uid(manifest: Mapping[str, Any]) -> str:
     """Return the uid of the job that controls this object, or an empty string without such a job."""
     owner = _controller(manifest)
     is_job = owner.get("kind") == KIND and str(owner.get("apiVersion")).startswith(f"{GROUP}/")
-    # The API server takes a uid of any length.
+    # Cut the uid: the API server accepts a uid of any length.
     return str(owner["uid"])[:_LONGEST_UID] if is_job else ""
 
 

@@ -13,7 +13,7 @@ from dtj.api.spec import ROLES
 from dtj.report.summary import Summary
 
 _PRICE = re.compile(r"(?P<currency>[^\d\s.,=-]*)\s*(?P<amount>\d+(\.\d+)?)\s*(/\s*h)?")
-# A launcher has no rank and requests a tenth of a processor by default, so that it shares a node.
+# A launcher costs nothing by default: it requests a tenth of a processor, and shares a node with other pods.
 _OF_NODES = [role for role in ROLES if role != LAUNCHER]
 _FORMS = "give one price per hour for every pod, such as 0.90/h, or one for each role, such as worker=0.90,ps=0.023"
 
@@ -42,7 +42,7 @@ def read_price(text: str) -> Price:
     for part in text.split(","):
         role, equals, price = (word.strip() for word in part.rpartition("="))
         if not (match := _PRICE.fullmatch(price)):
-            raise Unusable(f"{part.strip()!r} is no price", _FORMS)
+            raise Unusable(f"{part.strip()!r} is not a price", _FORMS)
         if equals and role not in ROLES:
             raise Unusable(f"{part.strip()!r} names no role", f"the roles are {enumerated(ROLES, 'and')}")
         if role in amounts:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dtj.report.run import Row
+from dtj.report.run import MetricsRow
 
 MOST_POINTS = 1000
 """Points of one curve. A screen has fewer columns of pixels."""
 _MOST_CURVES = 40
-"""A program may write any number of names."""
+"""The largest number of curves. A program may write any number of names."""
 _NO_MEASURES = {"step", "totalSteps", "epoch", "epochs", "attempt", "worldSize", "batchSize", "seed"}
-"""Numbers of a row that describe the run, and measure nothing."""
+"""Numbers of a row that are no measurements, and get no curve: they describe the run."""
 
 Point = tuple[int, float, float]
 """Step, value, and time in seconds since 1970."""
@@ -37,7 +37,7 @@ class MeasuredCurve:
         return self.name.partition(" ")[2]
 
 
-def curves_of(rows: Sequence[Row], most: int = MOST_POINTS) -> list[MeasuredCurve]:
+def curves_of(rows: Sequence[MetricsRow], most: int = MOST_POINTS) -> list[MeasuredCurve]:
     """Return the curves of the numbers that the rows have, the training's first. most: points of a curve."""
     points: dict[str, list[Point]] = {}
     for row in rows:
@@ -52,7 +52,7 @@ def curves_of(rows: Sequence[Row], most: int = MOST_POINTS) -> list[MeasuredCurv
     return [MeasuredCurve(name, thinned(points[name], most)) for name in names]
 
 
-def restarts_of(rows: Sequence[Row]) -> list[int]:
+def restarts_of(rows: Sequence[MetricsRow]) -> list[int]:
     """Return the steps of the restarts: the first step of each attempt after the first."""
     restarts: list[int] = []
     attempt: object = None

@@ -12,7 +12,7 @@ from typing import Any
 from dtj.report.entries import Entry
 from dtj.report.report import Report
 from dtj.report.summary import Spread
-from dtj.report.utilisation import Usage
+from dtj.report.utilisation import RankUtilisation
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
@@ -73,6 +73,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
         **{name: _spread(getattr(entry, field)) for name, field in _FIGURES.items()},
         "estimated": entry.estimated,
         "restarts": entry.restarts,
+        "restartsInPlace": entry.in_place,
         "skippedExamples": entry.skipped,
         "comparison": None
         if comparison is None
@@ -86,7 +87,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage) -> dict[str, str | float | None]:
+def _usage(usage: RankUtilisation) -> dict[str, str | float | None]:
     return {
         "run": usage.run,
         "rank": usage.program,

@@ -51,6 +51,8 @@ class Entry:
     accuracy: Spread | None
     cost: Spread | None
     restarts: int
+    in_place: int
+    """How many of the restarts were in place."""
     skipped: int
     """The number of times that an example was left out of a training step because it can't be read."""
     key: Mapping[str, Fact] = field(default_factory=dict)
@@ -130,6 +132,7 @@ def _entry(label: str, facts: Mapping[str, Fact], runs: Sequence[Summary], price
         accuracy=over_runs(lambda run: run.accuracy if run.ended else None),
         cost=_cost(runs, price) if price else None,
         restarts=sum(run.restarts for run in runs),
+        in_place=sum(run.in_place for run in runs),
         skipped=sum(run.skipped for run in runs),
     )
 

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from dtj.api.program_words import options_of_manifest
+from dtj.api.masking import options_of_manifest
 from dtj.api.spec import JobSpec
-from dtj.api.strategies import RULES
-from dtj.api.strategy import pods_of
+from dtj.api.strategies import RULES, rules_of
 from dtj.report.numbers import MAX_NUMBER
-from dtj.report.run import Row, Run
+from dtj.report.run import MetricsRow, Run
 
 Fact = str | int | None
 FIELDS = ("strategy", "updates", "model", "batch", "workers", "ps")
@@ -25,7 +24,7 @@ _PROGRESS_FIELDS |= {"totalSteps", "weightsSha256"}
 """The fields of rows that describe the course of a run. Every other field is a fact."""
 
 
-class Pods(NamedTuple):
+class RolePods(NamedTuple):
     """The pods of one role."""
 
     number: int
@@ -76,7 +75,7 @@ def facts_of(run: Run, valid_spec: JobSpec | None) -> dict[str, Fact]:
     return facts
 
 
-def pods_by_role(run: Run, spec: JobSpec | None, facts: Mapping[str, Fact]) -> dict[str, Pods] | None:
+def pods_by_role(run: Run, spec: JobSpec | None, facts: Mapping[str, Fact]) -> dict[str, RolePods] | None:
     """Return the pods of each role that has pods; None if neither the status nor the spec of the job shows them.
 
     The status comes first: `dtj scale` may have changed the numbers of job.yaml, and the status has the last ones.
@@ -85,14 +84,17 @@ def pods_by_role(run: Run, spec: JobSpec | None, facts: Mapping[str, Fact]) -> d
     if run.status:
         counts = {role: each.desired for role, each in run.status.replica_statuses.items() if each.desired}
     if not counts and spec is not None:
-        counts = dict(pods_of(spec))
-        role, workers = spec.rules.role_of_option("workers"), facts["workers"]
-        if spec.rules.ranked and role and isinstance(workers, int):
-            counts[role] = workers  # From the last row.
+        rules = rules_of(spec)
+        counts = rules.pods_of(spec.replica_specs.given())
+        role, workers = rules.role_of_option("workers"), facts["workers"]
+        if rules.ranked and role and isinstance(workers, int):
+            counts[role] = (
+                workers  # `dtj scale` may have changed the number, so use the number of the last row.
+            )
     if not counts or not all(0 < count <= MAX_NUMBER for count in counts.values()):
         return None
     given = spec.replica_specs.given() if spec else {}
-    return {role: Pods(count, given[role].gpus if role in given else 0) for role, count in counts.items()}
+    return {role: RolePods(count, given[role].gpus if role in given else 0) for role, count in counts.items()}
 
 
 def options_of_run(run: Run) -> dict[str, Fact]:
@@ -109,7 +111,7 @@ def arguments_of(run: Run) -> str | None:
     return shlex.join(map(str, words)) or None
 
 
-def _program_facts(row: Row) -> dict[str, Fact]:
+def _program_facts(row: MetricsRow) -> dict[str, Fact]:
     """Return the facts that the program writes in its `start` and `end` rows."""
     facts: dict[str, Fact] = {
         _NAMES.get(name, name): value
@@ -133,7 +135,7 @@ def _slots(spec: JobSpec | None) -> int:
     """Return the number of ranks in a worker pod; 1 if the spec of the job is unknown or invalid."""
     if spec is None:
         return 1
-    return max(len(spec.rules.ranks_of(spec, role, 0)) for role in spec.rules.roles) or 1
+    return rules_of(spec).procs(spec)
 
 
 def _argument(spec: Mapping[str, Any], name: str) -> str | None:

@@ -54,11 +54,11 @@ POLICY = (
     f"style-src 'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; "
     "img-src data:; base-uri 'none'; form-action 'none'"
 )
-"""What a browser lets the page do: nothing but its own style and its own pictures."""
+"""The Content-Security-Policy of a page: a browser applies only the page's own style and shows its own pictures."""
 
 
 def said(text: object) -> str:
-    """Return a text as HTML, also between quotes, with a sign in the place of what no HTML file may have."""
+    """Escape a text for HTML, also for quoted attributes. Replace each control character by U+FFFD."""
     return escape(_CONTROLS.sub("\ufffd", str(text)))
 
 

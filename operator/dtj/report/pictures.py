@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dtj.api.errors import Unusable
 from dtj.report.entries import Entry
 from dtj.report.facts import FIELDS
-from dtj.report.number_text import tick_texts
+from dtj.report.numbers import tick_texts
 from dtj.report.report import Report
 from dtj.report.summary import Spread, Summary
 from dtj.report.tables import unit_of
@@ -43,7 +43,7 @@ def pictures_of(report: Report) -> dict[str, bytes]:
     except ImportError:
         raise Unusable("pictures need matplotlib, which is not installed", install_line("report")) from None
 
-    # Names come from outside: a dollar sign in them begins no formula.
+    # Names of runs may contain dollar signs. matplotlib must not read them as the begin of a formula.
     rcParams["text.parse_math"] = False
     pictures = {}
     drawings = {"time-and-accuracy": _draw_bars, "over-time": _draw_over_time}
@@ -96,7 +96,7 @@ def _draw_comparison(figure: Figure, report: Report) -> None:
 def _pair_of_bars(
     figure: Figure, report: Report, *sides: tuple[str, Sequence[Spread | None], int]
 ) -> list[Axes]:
-    """Draw bars of each entry left and right. `sides`: the label, the value of each entry, and the decimals."""
+    """Draw two charts with a bar of each entry. `sides`: for each chart, the label, the values, and the decimals."""
     entries = report.groups or report.runs
     fields = report.group_fields if report.groups else FIELDS
     names = _differing(entries, [name for name in fields if name != "model"])
@@ -190,7 +190,7 @@ def _draw_over_time(figure: Figure, report: Report) -> None:
                     _since(run, start.rows[0].time) / seconds, color=colour, linestyle="--", linewidth=1
                 )
     if any(len(run.starts) > 1 for run in runs):
-        above.plot([], [], color="grey", linestyle="--", linewidth=1, label="goes on after a restart")
+        above.plot([], [], color="grey", linestyle="--", linewidth=1, label="continues after a restart")
     above.set_ylabel("examples/s")
     above.set_ylim(bottom=0)
     below.set_ylabel("training loss")

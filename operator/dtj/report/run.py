@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 from dtj.api.status import JobStatus
 from dtj.report.numbers import MAX_NUMBER, number
-from dtj.report.utilisation import Line
+from dtj.report.utilisation import UtilisationLine
 
 _FIRST_TIME = datetime(1970, 1, 1, tzinfo=UTC).timestamp()
 _LAST_TIME = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-"""How JSON writes the half of a character."""
+"""A surrogate in JSON, half of a character beyond U+FFFF. A lone surrogate can't be written as UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MetricsRow:
     """A line of metrics.jsonl."""
 
     kind: str
@@ -32,7 +32,7 @@ class Row:
     step: int
     """Optimizer steps done."""
     values: Mapping[str, Any]
-    """The whole line."""
+    """All fields of the line."""
 
     def number(self, name: str) -> float | None:
         """Return a value that is a number up to ±MAX_NUMBER; None for any other value, such as a loss that is NaN."""
@@ -50,9 +50,9 @@ class Run:
     """One training, over all its attempts."""
 
     name: str
-    rows: Sequence[Row]
+    rows: Sequence[MetricsRow]
     """The rows in the order of writing."""
-    evaluator_rows: Sequence[Row] = ()
+    evaluator_rows: Sequence[MetricsRow] = ()
     job: Mapping[str, Any] | None = None
     """The job's manifest; None for a program that was started without one."""
     status: JobStatus | None = None
@@ -61,8 +61,8 @@ class Run:
     """The labels of the job."""
     left_out: int = 0
     """The number of unreadable lines in the metrics files."""
-    utilisation: Sequence[Line] = ()
-    """What the programs in its pods used."""
+    utilisation: Sequence[UtilisationLine] = ()
+    """Samples of the processors, memory and GPUs that the programs in the run's pods used."""
     utilisation_unread: int = 0
     """The number of pods' files that were left out because there are too many bytes."""
     unread: str = ""
@@ -71,22 +71,22 @@ class Run:
     """A sentence about a run whose status does not tell its state, such as one without a recorded end."""
 
 
-class Metrics(NamedTuple):
+class RunMetrics(NamedTuple):
     """The content of a metrics file."""
 
-    rows: list[Row]
+    rows: list[MetricsRow]
     left_out: int
     """The number of lines that are not rows."""
 
 
-def read_metrics(content: bytes) -> Metrics:
+def read_metrics(content: bytes) -> RunMetrics:
     """Read a metrics file. Leave out lines that are not rows, such as a line that a kill cut off."""
     lines = [line for line in content.splitlines() if line.strip()]
     rows = [row for line in lines if (row := _row(line)) is not None]
-    return Metrics(rows, len(lines) - len(rows))
+    return RunMetrics(rows, len(lines) - len(rows))
 
 
-def _row(line: bytes) -> Row | None:
+def _row(line: bytes) -> MetricsRow | None:
     try:
         values = json.loads(line)
         if _SURROGATE.search(line):
@@ -97,12 +97,12 @@ def _row(line: bytes) -> Row | None:
             return None
         # Rows share the strings of the names: a copy in each row would double the memory of the rows.
         values = {sys.intern(name): value for name, value in values.items()}
-        return Row(str(values.get("kind", "train")), time, math.floor(step), values)
-    # Numbers, times and nesting beyond the limits of Python raise the last three.
+        return MetricsRow(str(values.get("kind", "train")), time, math.floor(step), values)
+    # OverflowError, OSError and RecursionError: a number, a time or the nesting exceeds the limits of Python.
     except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
         return None
 
 
 def _encodable(values: Any) -> Any:
-    """Return the values with a question mark for each half of a character, which no file can have."""
+    """Return the values with a question mark for each lone surrogate, which UTF-8 can't express."""
     return json.loads(json.dumps(values, ensure_ascii=False).encode(errors="replace"))

@@ -1,20 +1,134 @@
-"""The summary of one run."""
+"""The summary of one run: its steps and training time, in which a repeated step counts once, and its rates and ends.
+
+`entries` makes the rows of a report of summaries. `run` reads the rows.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 
 from dtj.api.status import Phase
-from dtj.report.facts import Fact, Pods, arguments_of, facts_of, job_spec, pods_by_role
+from dtj.report.facts import Fact, RolePods, arguments_of, facts_of, job_spec, pods_by_role
 from dtj.report.numbers import MAX_NUMBER
-from dtj.report.progress import Interval, Start, starts
-from dtj.report.run import Row, Run
+from dtj.report.run import MetricsRow, Run
+
+SOURCE = "source"
+"""The field that marks rows that dtj wrote, from the output or the TensorBoard files of a program without rows."""
+
+
+_OF_ANY_ROW = {"kind", "time", "attempt", "step", "unit", "examples", "epoch", SOURCE}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The training between two rows. Times are in seconds since 1970."""
+
+    begin: float
+    end: float
+    steps: float
+    examples: float | None
+    """The number of examples; None if the rows do not contain that number."""
+    bandwidth: float | None = None
+    """Bytes of gradients that a rank exchanges per second; None if the row does not contain the number."""
+
+    @property
+    def seconds(self) -> float:
+        """The duration in seconds."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class ProgramStart:
+    """The rows that the program wrote between one of its starts and the following end."""
+
+    rows: Sequence[MetricsRow]
+    kept_steps: float
+    """The last step that counts in this attempt. A later attempt repeated the steps after it."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the first row to the last row."""
+        # A negative time counts as 0: the clock of the machine may have been set back.
+        return max(self.rows[-1].time - self.rows[0].time, 0.0)
+
+    def losses(self) -> list[tuple[float, float]]:
+        """Return the time and the training loss of each row whose step counts."""
+        rows = [row for row in self.rows if row.kind == "train" and row.step <= self.kept_steps]
+        return [(row.time, loss) for row in rows if (loss := row.number("loss")) is not None]
+
+    def _moving(self) -> list[MetricsRow]:
+        """Return the rows without those of an old step: dtj may read a step some time after the program wrote it."""
+        rows: list[MetricsRow] = []
+        # Ignore rows without measurements if others have some: a progress bar may be that of a download.
+        measured = any(map(_is_measured, self.rows))
+        for row in self.rows:
+            if measured and SOURCE in row.values and not _is_measured(row):
+                continue
+            if not rows or SOURCE not in row.values or row.step > rows[-1].step:
+                rows.append(row)
+        return rows
+
+    def intervals(self) -> Iterator[Interval]:
+        """Yield the intervals between training rows. Frameworks compile before the first training row."""
+        for before, after in pairwise(self._moving()):
+            trained = after.kind == "train" and before.kind != "start" and after.step > before.step
+            if not trained or after.time <= before.time or before.step >= self.kept_steps:
+                continue
+            share = min(1.0, (self.kept_steps - before.step) / (after.step - before.step))
+            seconds = (after.time - before.time) * share
+            if before.time + seconds <= before.time:
+                # The interval is shorter than the precision of the times.
+                continue
+            examples = _examples(before, after)
+            yield Interval(
+                before.time,
+                before.time + seconds,
+                (after.step - before.step) * share,
+                None if examples is None else examples * share,
+                after.number("reducedBytesPerSecond"),
+            )
+
+
+def starts(rows: Sequence[MetricsRow]) -> list[ProgramStart]:
+    """Group the rows by start of the program. A repeated step counts only for the last start that ran the step."""
+    parts: list[list[MetricsRow]] = []
+    for row in rows:
+        if not parts or _begins_anew(parts[-1][-1], row):
+            parts.append([])
+        parts[-1].append(row)
+    kept_starts: list[ProgramStart] = []
+    kept_steps = float("inf")
+    for part in reversed(parts):
+        kept_starts.insert(0, ProgramStart(part, kept_steps))
+        kept_steps = min(kept_steps, part[0].step)
+    return kept_starts
+
+
+def _is_measured(row: MetricsRow) -> bool:
+    return row.kind == "train" and not row.values.keys() <= _OF_ANY_ROW
+
+
+def _begins_anew(last: MetricsRow, row: MetricsRow) -> bool:
+    other_attempt = row.values.get("attempt", 1) != last.values.get("attempt", 1)
+    # A smaller step in rows that dtj wrote is no restart: they come from several lines or files, which may be late.
+    went_back = row.step < last.step and SOURCE not in row.values
+    return row.kind == "start" or other_attempt or went_back
+
+
+def _examples(before: MetricsRow, after: MetricsRow) -> float | None:
+    first, last = before.number("examples"), after.number("examples")
+    if first is not None and last is not None:
+        return last - first if last >= first else None
+    rate = after.number("examplesPerSecond")
+    return None if rate is None else rate * (after.time - before.time)
+
 
 _MOST_RANKS = 64
-"""Rows of ranks that a run may have in a report: as many as the trainer writes."""
+"""The largest number of ranks of a run with rows in a report. The trainer writes no more."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +155,7 @@ class Summary:
 
     name: str
     facts: dict[str, Fact]
-    pods: Mapping[str, Pods] | None
+    pods: Mapping[str, RolePods] | None
     """The pods of each role that has pods; None if they are unknown."""
     started: float | None
     """The start of the run in seconds since 1970; None if the start is unknown."""
@@ -68,9 +182,11 @@ class Summary:
     """The last accuracy on test data, from the evaluator if the job has an evaluator."""
     attempts: int
     restarts: int
-    starts: Sequence[Start]
+    starts: Sequence[ProgramStart]
     left_out: int
     """The number of unreadable lines in the metrics files."""
+    in_place: int = 0
+    """How many of the restarts were in place."""
     skipped: int = 0
     """The number of times that an example was left out of a training step because it can't be read."""
     gpus: bool = False
@@ -135,6 +251,7 @@ def summarise(run: Run) -> Summary:
             [*(int(row.number("attempt") or 1) for row in run.rows), status.attempt if status else 1]
         ),
         restarts=status.restarts.of_training if status else restarts,
+        in_place=(status and status.restarts.in_place) or 0,
         starts=parts,
         left_out=run.left_out,
         skipped=_skipped(run.rows),
@@ -143,7 +260,7 @@ def summarise(run: Run) -> Summary:
     )
 
 
-def rank_steps(rows: Sequence[Row]) -> list[RankSteps]:
+def rank_steps(rows: Sequence[MetricsRow]) -> list[RankSteps]:
     """Return the `stepTimes` of the last `end` row. Leave out entries that are not as the trainer writes them."""
     ends = [row for row in rows if row.kind == "end"]
     entries = ends[-1].values.get("stepTimes") if ends else None
@@ -183,13 +300,13 @@ def _over_time(intervals: Sequence[tuple[float, float]]) -> Spread | None:
     return Spread(mean, math.sqrt(squares / seconds * len(intervals) / (len(intervals) - 1)))
 
 
-def _accuracy(rows: Sequence[Row]) -> float | None:
+def _accuracy(rows: Sequence[MetricsRow]) -> float | None:
     accuracies = [row.number("accuracy") for row in rows if row.kind == "test"]
     return accuracies[-1] if accuracies else None
 
 
-def _skipped(rows: Sequence[Row]) -> int:
-    """Return the sum over the training rows of all attempts, each of which counts since the row before it."""
+def _skipped(rows: Sequence[MetricsRow]) -> int:
+    """Return the sum of skipped examples over the training rows. A row has those since the previous row."""
     found = (_amount(row.values.get("skippedExamples")) for row in rows if row.kind == "train")
     return int(sum(each or 0.0 for each in found))
 
@@ -203,7 +320,7 @@ def _has_gpus(run: Run) -> bool:
 def _started(run: Run) -> float | None:
     times = [row.time for row in run.rows[:1]]
     if run.status and run.status.start_time:
-        # The resumption of a suspended job overwrites its start time.
+        # The resumption of a suspended job overwrites its start time, so take the earliest known time.
         times.append(datetime.fromisoformat(run.status.start_time).timestamp())
     return min(times, default=None)
 

@@ -11,7 +11,7 @@ from dtj.report.entries import Comparison, Entry
 from dtj.report.facts import FIELDS
 from dtj.report.report import Report
 from dtj.report.summary import RankSteps, Spread, Summary
-from dtj.report.utilisation import Usage
+from dtj.report.utilisation import RankUtilisation
 
 NOTHING = "–"
 _UNITS = ((180 * 60, "h", 3600.0, 2), (180, "min", 60.0, 1), (0, "s", 1.0, 1))
@@ -108,23 +108,24 @@ def _columns(report: Report, entries: Sequence[Entry]) -> Iterator[tuple[str, li
     currency = report.price.currency if report.price else ""
     yield column(f"cost ({currency})" if currency else "cost", lambda entry: said(entry.cost, 2))
     yield column("restarts", lambda entry: str(entry.restarts))
+    yield column("in place", lambda entry: str(entry.in_place) if entry.in_place else NOTHING)
     yield column("skipped", lambda entry: str(entry.skipped) if entry.skipped else NOTHING)
     yield column("speed-up", compared(lambda comparison: comparison.speedup))
     yield column("speed-up of time", compared(lambda comparison: comparison.time_speedup))
     yield column("efficiency", compared(lambda comparison: comparison.efficiency))
 
 
-def _usage_columns(usages: Sequence[Usage]) -> Iterator[tuple[str, list[str]]]:
+def _usage_columns(usages: Sequence[RankUtilisation]) -> Iterator[tuple[str, list[str]]]:
     """Yield heading and cells of each column of the utilisation."""
 
     def column(
-        heading: str, value: Callable[[Usage], float | None], digits: int = 2
+        heading: str, value: Callable[[RankUtilisation], float | None], digits: int = 2
     ) -> tuple[str, list[str]]:
         return heading, [
             NOTHING if (number := value(usage)) is None else f"{number:,.{digits}f}" for usage in usages
         ]
 
-    def scaled(name: str, scale: float) -> Callable[[Usage], float | None]:
+    def scaled(name: str, scale: float) -> Callable[[RankUtilisation], float | None]:
         return lambda usage: None if (number := getattr(usage, name)) is None else number * scale
 
     yield "run", [usage.run for usage in usages]

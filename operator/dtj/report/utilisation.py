@@ -1,4 +1,4 @@
-"""What each rank of a run used, from the lines that dtj-launch wrote in its pod."""
+"""The use of processors, memory and GPUs by each rank of a run, from the lines that dtj-launch wrote in its pod."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from dtj.report.numbers import number
 
 MOST_BYTES = 64 * 1024 * 1024
-"""A report reads at most so many bytes of a run's lines, about 16 weeks of a rank."""
+"""The largest number of bytes that a report reads of a run's lines: about 16 weeks of a rank."""
 _NUMBERS = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True)
-class Line:
+class UtilisationLine:
     """One interval of one pod."""
 
     pod: str
@@ -24,11 +24,11 @@ class Line:
     programs: Mapping[str, Mapping[str, Any]]
     gpus: Sequence[Mapping[str, Any]]
     values: Mapping[str, Any]
-    """The whole line."""
+    """All fields of the line."""
 
 
 @dataclass(frozen=True)
-class Usage:
+class RankUtilisation:
     """What one rank, or a replica without a rank, used over all lines. A figure is None if no line has it."""
 
     run: str
@@ -69,14 +69,14 @@ def files_to_read(sizes: Mapping[str, int]) -> list[str]:
     return chosen
 
 
-def read_lines(content: bytes) -> list[Line]:
+def read_lines(content: bytes) -> list[UtilisationLine]:
     """Read a file of a pod. Lines that are none, such as one that a full disk cut off, are left out."""
     return [line for text in content.splitlines() if (line := _line(text)) is not None]
 
 
-def usage_of(run: str, lines: Iterable[Line]) -> list[Usage]:
+def usage_of(run: str, lines: Iterable[UtilisationLine]) -> list[RankUtilisation]:
     """Return what each rank of a run used, ordered by rank."""
-    by_program: dict[tuple[str, str], list[Line]] = {}
+    by_program: dict[tuple[str, str], list[UtilisationLine]] = {}
     for line in lines:
         for program in line.programs:
             by_program.setdefault((program, line.pod), []).append(line)
@@ -86,11 +86,11 @@ def usage_of(run: str, lines: Iterable[Line]) -> list[Usage]:
     ]
 
 
-def _usage(run: str, program: str, pod: str, lines: Sequence[Line]) -> Usage:
+def _usage(run: str, program: str, pod: str, lines: Sequence[UtilisationLine]) -> RankUtilisation:
     own = [(line.programs[program], line.seconds) for line in lines]
     of_pod = [(line.values, line.seconds) for line in lines]
     gpus = [(gpu, line.seconds) for line in lines for gpu in line.gpus]
-    return Usage(
+    return RankUtilisation(
         run=run,
         program=program,
         pod=pod,
@@ -131,7 +131,7 @@ def _sum(figures: _Weighted, name: str) -> float | None:
     return sum(value for value, _ in known) if known else None
 
 
-def _line(text: bytes) -> Line | None:
+def _line(text: bytes) -> UtilisationLine | None:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -141,7 +141,7 @@ def _line(text: bytes) -> Line | None:
     pod, seconds = values.get("pod"), number(values.get("seconds"))
     if not isinstance(pod, str) or seconds is None or seconds <= 0:
         return None
-    return Line(
+    return UtilisationLine(
         pod, seconds, _objects(values.get("programs")), [*_objects(values.get("gpus")).values()], values
     )
 

@@ -1,44 +1,78 @@
-"""Replicas that have completed: a success that was seen stays one, whatever becomes of the pod.
+"""Remembers replicas that have succeeded, so that the loss of a completed pod does not count as a failure.
 
-A completed pod may go before the job ends: rank 0 still exports and uploads while an autoscaler removes the nodes of
-the others, or a drain evicts their completed pods.
+A completed pod may disappear before the job ends. For example, an autoscaler removes the nodes of other ranks while
+rank 0 still exports and uploads. `evaluate` calls the functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from dtj.api.shape import Shape
 from dtj.api.unreadable import AnyJob
-from dtj.status.failure import is_complete
-from dtj.status.observed import Expected
+from dtj.status.failure import SETTLE_SECONDS, is_complete
 from dtj.status.pods import Exit, PodView
+from dtj.status.times import read_time, seconds_since
 
 MOST_REPLICAS = 100_000
-"""No role has as many: the bound of what a wrong text costs."""
+"""An upper bound of the replicas of a role. It limits the work for an invalid `completedIndexes` in a status."""
 
 
 def with_completed(
-    job: AnyJob, expected: Expected, pods: Sequence[PodView]
+    job: AnyJob, shape: Shape, pods: Sequence[PodView]
 ) -> tuple[dict[str, str] | None, Sequence[PodView]]:
     """Return the indexes of the attempt's completed replicas by role, and its pods with those of these replicas.
 
-    A completed pod that is gone, or is being removed, is shown as it was. The indexes are None unless several pods
-    train in step, and restart together. A suspended job starts all of them again.
+    A completed pod that is gone, or is being removed, is shown as it was. A suspended job starts all of them again.
     """
-    if len(expected.peers) < 2 or job.run_policy.suspend:
+    if not shape.completes or job.run_policy.suspend:
         return None, pods
-    complete = {pod.name for pod in pods if pod.name in expected.peers and is_complete(pod)}
+    leader = next((pod for pod in pods if pod.name == shape.decisive[0]), None)
+    complete = {
+        pod.name
+        for pod in pods
+        if pod.name in shape.completes and is_complete(pod) and not is_needed_again(pod, leader, shape)
+    }
     indexes = {}
     shown = {pod.name: pod for pod in pods}
-    for role, names in expected.roles.items():
+    for role, names in shape.roles.items():
         known = set(indexes_in((job.status.completed_indexes or {}).get(role, "")))
         done = [index for index, name in enumerate(names) if name in complete or index in known]
         if done:
             indexes[role] = indexes_text(done)
         for index in done:
-            shown[names[index]] = _as_completed(shown.get(names[index]), names[index], role, index, expected)
+            shown[names[index]] = _as_completed(shown.get(names[index]), names[index], role, index, shape)
     return indexes or None, list(shown.values())
+
+
+def completed_without(
+    indexes: Mapping[str, str] | None, shape: Shape, again: Collection[str]
+) -> dict[str, str] | None:
+    """Return the indexes of completed replicas without those of the pods in `again`, which start again."""
+    stay = {
+        role: indexes_text(i for i in indexes_in(text) if shape.roles[role][i] not in again)
+        for role, text in (indexes or {}).items()
+    }
+    return {role: text for role, text in stay.items() if text} or None
+
+
+def is_needed_again(pod: PodView, leader: PodView | None, shape: Shape) -> bool:
+    """Return whether a pod succeeded after its leader failed and before the next leader trained.
+
+    A leader that ends closes its queues. A worker that waits in a queue then sees the end of the input
+    (MonitoredTrainingSession catches OutOfRangeError). The next leader would wait for this worker without end.
+    leader: the decisive pod of the present attempt, if that pod exists.
+    """
+    if pod.attempt >= shape.attempts[shape.decisive[0]]:
+        return False
+    if leader is None or not leader.running:
+        return True
+    begun, finished = leader.scheduled_at, pod.exit.finished if pod.exit else None
+    if not begun or not finished:
+        return False
+    # Allow SETTLE_SECONDS between the end of the program and the end of its pod: the pod uploads files in between.
+    return seconds_since(begun, read_time(finished)) <= SETTLE_SECONDS
 
 
 def with_shown(observed: Sequence[PodView], pods: Sequence[PodView]) -> Sequence[PodView]:
@@ -47,7 +81,7 @@ def with_shown(observed: Sequence[PodView], pods: Sequence[PodView]) -> Sequence
     return [*observed, *(pod for pod in pods if pod.name not in names)]
 
 
-def _as_completed(pod: PodView | None, name: str, role: str, index: int, expected: Expected) -> PodView:
+def _as_completed(pod: PodView | None, name: str, role: str, index: int, shape: Shape) -> PodView:
     if pod is not None and not (pod.deleting or pod.disrupted):
         return pod
     if pod is not None:
@@ -57,7 +91,7 @@ def _as_completed(pod: PodView | None, name: str, role: str, index: int, expecte
         uid="",
         role=role,
         index=index,
-        attempt=expected.attempts[name],
+        attempt=shape.attempts[name],
         phase="Succeeded",
         ready=False,
         deleting=False,

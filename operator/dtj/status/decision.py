@@ -8,7 +8,7 @@ from dtj.api.status import JobStatus
 
 
 @dataclass(frozen=True)
-class Pods:
+class PodChanges:
     """The names of the pods that the operator creates and deletes."""
 
     make: frozenset[str] = frozenset()
@@ -26,7 +26,7 @@ class Decision:
     status: JobStatus
     look_again: float | None = None
     """Seconds until the next pass, if no event triggers a pass earlier."""
-    pods: Pods = Pods()
+    pods: PodChanges = PodChanges()
     prepare: bool = False
     """Whether the attempt begins or goes on, so that its pods need the plan's other objects."""
     stalled_since: str | None = None

@@ -1,16 +1,22 @@
-"""The draft of a status."""
+"""The draft of a status, to which each policy adds its part, and the counts of pods by role.
+
+`evaluate` makes one draft in a pass.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 
-from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import Reason
+from dtj.api.shape import Shape
 from dtj.api.status import (
     ArtifactsStatus,
     Condition,
+    Conditions,
     ConditionStatus,
+    ConditionType,
     Failure,
     JobStatus,
     Phase,
@@ -21,6 +27,7 @@ from dtj.api.status import (
     ResumedFromStatus,
 )
 from dtj.api.unreadable import AnyJob
+from dtj.status.pods import PodView
 from dtj.status.times import written_time
 
 LONGEST_CONDITION = 1024
@@ -34,6 +41,8 @@ class Draft:
 
     job: AnyJob
     now: datetime
+    time: str = field(init=False)
+    """`now` as the API writes it."""
     conditions: dict[ConditionType, Condition] = field(init=False)
     replica_statuses: dict[str, ReplicaStatus] = field(init=False)
     completed_indexes: dict[str, str] | None = field(init=False)
@@ -57,6 +66,7 @@ class Draft:
     failure: Failure | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self.time = written_time(self.now)
         for name in _VALUES:
             setattr(self, name, getattr(self.job.status, name))
         self.conditions = {condition.type: condition for condition in self.job.status.conditions}
@@ -76,9 +86,7 @@ class Draft:
             status=status,
             reason=reason,
             message=message[:LONGEST_CONDITION],
-            last_transition_time=written_time(self.now)
-            if flipped or old is None
-            else old.last_transition_time,
+            last_transition_time=self.time if flipped or old is None else old.last_transition_time,
             observed_generation=self.job.generation,
         )
 
@@ -88,7 +96,7 @@ class Draft:
         self.set(ConditionType.RUNNING, False, reason, message)
         self.set(ConditionType.RESTARTING, False, reason, message)
         self.set(ended, True, reason, message)
-        return self.status(phase=phase, completion_time=written_time(self.now))
+        return self.status(phase=phase, completion_time=self.time)
 
     def status(self, **values: object) -> JobStatus:
         """Return the status with the fields of the draft and with `values`."""
@@ -99,7 +107,9 @@ class Draft:
             and running.reason == Reason.JOB_RUNNING
         )
         if not runs:
-            self.pod_checkpoint = None  # The pod may be another one soon.
+            self.pod_checkpoint = (
+                None  # The checkpoint is on the pod's disk, and another pod may replace the pod.
+            )
         for kind in (ConditionType.STALLED, ConditionType.CHECKPOINT_DELAYED):
             known = self.conditions.get(kind)
             if known is not None and known.status is not ConditionStatus.FALSE and not runs:
@@ -108,11 +118,41 @@ class Draft:
             update={
                 **{name: getattr(self, name) for name in _VALUES},
                 **values,
-                "conditions": [self.conditions[kind] for kind in ConditionType if kind in self.conditions],
+                "conditions": Conditions(
+                    [self.conditions[kind] for kind in ConditionType if kind in self.conditions]
+                ),
                 "observed_generation": self.job.generation,
             }
         )
 
 
-_VALUES = tuple(each.name for each in fields(Draft) if not each.init and each.name != "conditions")
+_VALUES = tuple(
+    each.name for each in fields(Draft) if not each.init and each.name not in ("conditions", "time")
+)
 """The fields of a status that are also fields of a draft."""
+
+
+# The pods of the present attempt, and their counts by role and state.
+
+
+def present(shape: Shape, pods: Sequence[PodView], attempt: int) -> list[PodView]:
+    """Return the pods of the present attempt. If all pods restart together, pods of removed replicas belong to it."""
+    others = attempt if shape.restarts_with is None else None
+    return [pod for pod in pods if pod.attempt == shape.attempts.get(pod.name, others)]
+
+
+def replica_statuses(shape: Shape, pods: Sequence[PodView]) -> dict[str, ReplicaStatus]:
+    """Count the pods of each role by state."""
+    statuses = {}
+    for role, names in shape.roles.items():
+        of_role = [pod for pod in pods if pod.role == role]
+        succeeded = sum(pod.succeeded for pod in of_role)
+        failed = sum(not pod.succeeded and (pod.phase == "Failed" or pod.exit is not None) for pod in of_role)
+        statuses[role] = ReplicaStatus(
+            desired=len(names),
+            active=len(of_role) - succeeded - failed,
+            ready=sum(pod.running and pod.ready for pod in of_role),
+            succeeded=succeeded,
+            failed=failed,
+        )
+    return statuses

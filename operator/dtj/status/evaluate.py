@@ -1,7 +1,8 @@
-"""Compute the whole status of a job from its observed state.
+"""Computes the status of a job from its observed state. This module and those that it calls make all decisions.
 
-This module makes every decision about a job. `reconcile` carries the decisions out. The stored status says whether an
-attempt has begun, failed or ended. A restarted operator therefore continues from the stored status.
+`reconcile.decision` calls `evaluate` once in each pass, and `reconcile` carries the decisions out. Failure, restart,
+success, suspension, start deadline and clean-up are modules of their own. The decisions depend on the stored status
+and the observed state only, so that a restarted operator continues them.
 """
 
 from __future__ import annotations
@@ -11,79 +12,111 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Literal
 
-from dtj.api.condition_types import ConditionType
-from dtj.api.failure_classes import OperatorFailureClass
 from dtj.api.job import Fault, in_a_line
-from dtj.api.reasons import Reason
-from dtj.api.status import Failure, JobStatus, Phase, ReplicaStatus
+from dtj.api.reasons import OperatorFailureClass, Reason
+from dtj.api.shape import Shape
+from dtj.api.status import ConditionType, Failure, JobStatus, Phase, ReplicaStatus
 from dtj.api.unreadable import AnyJob
-from dtj.status.backoff import is_lost_again, pause, pause_left, restarts_in_a_row
-from dtj.status.cleaning import counted_out, ends_pods, left_over, superseded
+from dtj.status.clean_up import after_the_end, counted_out, ends_pods, left_over, superseded
 from dtj.status.completed import with_completed, with_shown
-from dtj.status.creation import due, is_begun
-from dtj.status.decision import Decision, Pods
-from dtj.status.delegated import abandoned, mpijob_held, mpijob_loss, of_attempt, released, was_held
-from dtj.status.draft import LONGEST_CONDITION, Draft
-from dtj.status.ending import after_training, is_trained
+from dtj.status.decision import Decision, PodChanges
+from dtj.status.draft import LONGEST_CONDITION, Draft, present, replica_statuses
 from dtj.status.failure import Loss, describe
-from dtj.status.fruitless import skip_checkpoint
-from dtj.status.gang import group_wait, is_queued
-from dtj.status.lasting import REMEDY, is_lasting
-from dtj.status.losses import evaluator_loss, pods_loss, settle_left, start_again, told_again, vanished
-from dtj.status.mpijob import MpiJob
-from dtj.status.next_attempt import count_nodes, evaluator_lost, next_attempt
-from dtj.status.not_started import not_started
-from dtj.status.observed import Expected, Observed, obstacle
-from dtj.status.overdue import describe_ending, with_overdue
+from dtj.status.failure_policy import (
+    REMEDY,
+    evaluator_loss,
+    is_lasting,
+    pods_loss,
+    settle_left,
+    start_again,
+    told_again,
+    vanished,
+)
+from dtj.status.force_deletion import describe_ending, with_force_deletion
+from dtj.status.in_place import awaiting_count, count_in_place
+from dtj.status.mpijob import abandoned, mpijob_held, mpijob_loss, of_attempt, released, was_held
+from dtj.status.observed import MpiJob, Observed, obstacle
 from dtj.status.pods import PodView
-from dtj.status.replicas import present, replica_statuses
-from dtj.status.report_merge import merge_reports
-from dtj.status.stall import look, step_time
+from dtj.status.progress import look, merge_reports, step_time
+from dtj.status.restart_policy import (
+    count_nodes,
+    due,
+    evaluator_lost,
+    is_begun,
+    is_lost_again,
+    may_restart,
+    next_attempt,
+    pause,
+    pause_left,
+    restarts_in_a_row,
+)
+from dtj.status.skipped_checkpoints import skip_checkpoint
+from dtj.status.start_deadline import not_started, retry_begins, start_left, too_late
 from dtj.status.state import with_state
-from dtj.status.suspension import deactivation, held, is_held, is_suspending, resumed, suspended
-from dtj.status.times import seconds_since, written_time
-from dtj.status.waits import after_the_end, no_pods, retry_begins, start_left, too_late
+from dtj.status.success_policy import after_training, is_trained
+from dtj.status.suspension import (
+    deactivation,
+    group_wait,
+    held,
+    is_held,
+    is_queued,
+    is_suspending,
+    resumed,
+    suspended,
+)
+from dtj.status.times import seconds_since
 from dtj_trainer.contract.failure_class import FailureClass
+
+_AFTER_COUNT_SECONDS = 1.0
+"""Seconds until the pass after a count of restarts in place, if the write of the status causes none."""
+
+
+def no_pods(draft: Draft, faults: Sequence[Fault], *, waits: bool) -> tuple[str, str]:
+    """Say why no pod is created. waits: whether the faults may go without a change of the job."""
+    reason = Reason.NAMESPACE_FULL if waits else Reason.SPEC_INVALID
+    message = in_a_line(faults, LONGEST_CONDITION)
+    draft.set(ConditionType.CREATED, True, reason, message)
+    return reason, message
 
 
 def evaluate(
-    job: AnyJob, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
+    job: AnyJob, shape: Shape | None, faults: Sequence[Fault], observed: Observed, now: datetime
 ) -> Decision:
     """Return the present status of a job and the actions to take.
 
-    expected: the plan of the present attempt; None when the job has faults and therefore no plan.
+    shape: the plan of the present attempt; None when the job has faults and therefore no plan.
     """
-    decision = _evaluate(job, expected, faults, observed, now)
-    # mpi-operator deletes the pods of an MPIJob.
-    if decision.status.finished and observed.mpijob is None and ends_pods(job, decision.status):
+    decision = _evaluate(job, shape, faults, observed, now)
+    # Count out the pods of a finished job that dtj ends itself. The pods of an MPIJob are left to mpi-operator.
+    if decision.status.conditions.finished and observed.mpijob is None and ends_pods(job, decision.status):
         decision = replace(decision, status=counted_out(decision.status))
-    decision = replace(decision, pods=_pods(job, expected, observed, decision, now))
-    return with_overdue(with_state(decision, now), observed.pods, now)
+    decision = replace(decision, pods=_pods(job, shape, observed, decision, now))
+    return with_force_deletion(with_state(decision, now), observed.pods, now)
 
 
 def _pods(
-    job: AnyJob, expected: Expected | None, observed: Observed, decision: Decision, now: datetime
-) -> Pods:
-    """Combine the pods of the decision with the rules that hold for every job."""
+    job: AnyJob, shape: Shape | None, observed: Observed, decision: Decision, now: datetime
+) -> PodChanges:
+    """Return the pods to create and to delete: those of the decision, and those that other rules end in any job."""
     status, pods, make = decision.status, observed.pods, decision.pods.make
-    if expected is not None and expected.handed_over:
+    if shape is not None and shape.handed_over:
         make, end = frozenset[str](), abandoned(job, status, observed.mpijob, pods, now)
-    elif status.finished:
+    elif status.conditions.finished:
         end = left_over(job, status, pods)
     else:
-        end = decision.pods.end | superseded(job, expected, pods)
-    return Pods(make, end - {pod.name for pod in pods if pod.deleting})
+        end = decision.pods.end | superseded(job, shape, pods)
+    return PodChanges(make, end - {pod.name for pod in pods if pod.deleting})
 
 
 def _evaluate(
-    job: AnyJob, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
+    job: AnyJob, shape: Shape | None, faults: Sequence[Fault], observed: Observed, now: datetime
 ) -> Decision:
     old = job.status
-    if old.finished:
-        return after_the_end(job, _settled(job, expected, observed), now)
+    if job.finished:
+        return after_the_end(job, _settled(job, shape, observed), now)
     draft = Draft(job, now)
-    attempt = old.current_attempt
-    start = old.start_time or written_time(now)
+    attempt = job.attempt
+    start = old.start_time or draft.time
     draft.attempt, draft.start_time = attempt, start
     draft.set(ConditionType.CREATED, True, Reason.JOB_CREATED, "the operator has taken up the job")
     waits = any(fault.passes for fault in faults)
@@ -91,26 +124,26 @@ def _evaluate(
         # A user edited a running job, or a newer operator has a new rule. Create no pod until the spec is valid.
         reason, message = no_pods(draft, faults, waits=waits)
         suspends = job.run_policy.suspend or is_suspending(old)
-        if expected is None or not (observed.pods or suspends):
+        if shape is None or not (observed.pods or suspends):
             if waits and not old.all_running_time:
                 draft.set(ConditionType.RUNNING, False, reason, message)
             return Decision(draft.status(start_time=old.start_time, phase=old.phase or Phase.PENDING))
-        decision = _of_pods(job, expected, observed, draft)
+        decision = _of_pods(job, shape, observed, draft)
         return replace(decision, pods=replace(decision.pods, make=frozenset()), prepare=False)
-    if observed.invalid and not faults and expected and _has_begun(old):
-        # The API server took such pods before: a webhook that changes pods, for example, has made this one invalid.
-        # Replicas that run continue.
+    if observed.invalid and not faults and shape and _has_begun(old):
+        # The API server has accepted pods of this spec before. For example, a new webhook has now made a pod invalid.
+        # Running replicas continue.
         told = in_a_line(observed.invalid, LONGEST_CONDITION)
         draft.set(ConditionType.CREATED, True, Reason.SPEC_INVALID, told)
         observed = replace(observed, refusal=(Reason.SPEC_INVALID, told))
-    elif faults or observed.invalid or expected is None:
+    elif faults or observed.invalid or shape is None:
         return Decision(_invalid(draft, [*faults, *observed.invalid]))
-    return _of_pods(job, expected, observed, draft)
+    return _of_pods(job, shape, observed, draft)
 
 
 def _is_taken_up(old: JobStatus, observed: Observed) -> bool:
     """Return whether the job has or had pods, or is suspended. An invalid spec does not end such a job."""
-    return bool(observed.pods) or _has_begun(old) or old.holds(ConditionType.SUSPENDED)
+    return bool(observed.pods) or _has_begun(old) or ConditionType.SUSPENDED in old.conditions.holding
 
 
 def _has_begun(old: JobStatus) -> bool:
@@ -118,64 +151,77 @@ def _has_begun(old: JobStatus) -> bool:
     return old.all_running_time is not None or old.attempt > 1
 
 
-def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) -> Decision:
+def _of_pods(job: AnyJob, shape: Shape, observed: Observed, draft: Draft) -> Decision:
     """Evaluate a job with a plan by its pods."""
     old, now = job.status, draft.now
-    attempt, start = old.current_attempt, old.start_time or written_time(now)
-    draft.completed_indexes, pods = with_completed(job, expected, present(expected, observed.pods, attempt))
+    attempt, start = job.attempt, old.start_time or draft.time
+    # Count the pods of the attempt, with those that completed and are gone, and take over their reports.
+    draft.completed_indexes, pods = with_completed(job, shape, present(shape, observed.pods, attempt))
     named = {pod.name: pod for pod in pods}
-    draft.replica_statuses = replica_statuses(expected, pods)
-    merge_reports(draft, expected, observed, named)
+    draft.replica_statuses = replica_statuses(shape, pods)
+    merge_reports(draft, shape, observed, named)
     draft.step_time = step_time(draft)
     _set_bottleneck(draft, observed)
+    if count_in_place(draft, shape, observed.in_place, named):
+        # Store the count, and its event, before any decision that depends on it. The write causes the next pass. The
+        # stored numbers of pods stay: by these, the next pass notices the pods that are gone.
+        kept = {"replica_statuses": old.replica_statuses, "completed_indexes": old.completed_indexes}
+        return Decision(draft.status(**kept), look_again=_AFTER_COUNT_SECONDS)
 
-    queued = is_queued(job, expected, pods)
+    # While a queue holds the job, its deadlines do not run.
+    queued = is_queued(job, shape, pods)
     if queued:
         draft.start_time = None
     deadline = job.run_policy.active_deadline_seconds
     left = None if deadline is None or queued else deadline - seconds_since(start, now)
-    missing = vanished(job, expected, pods)
+    # Find the pods that are gone without a trace.
+    missing = vanished(job, shape, pods)
     # Before all pods have run, the operator recreates a deleted pod, unless the pod belongs to a group.
-    lost_names = missing if old.all_running_time or expected.all_or_nothing else ()
-    lost = evaluator_loss(attempt, old, expected, pods, lost_names, job.run_policy.backoff_limit)
+    lost_names = missing if old.all_running_time or shape.all_or_nothing else ()
+    lost = evaluator_loss(attempt, old, shape, pods, lost_names, job.run_policy.backoff_limit)
     mpijob = of_attempt(observed, attempt)
-    if is_trained(old, expected, named) or (mpijob is not None and mpijob.succeeded):
-        return after_training(draft, expected, observed, named, left, lost)
-    suspension = _suspended(draft, expected, observed, pods, mpijob)
+    # A training that is done can't fail any more: only the evaluator and the end are left.
+    if is_trained(old, shape, named) or (mpijob is not None and mpijob.succeeded):
+        return after_training(draft, shape, observed, named, left, lost)
+    # Check for a suspension before losses: a suspension ends pods, and these ends are no failures.
+    suspension = _suspended(draft, shape, observed, pods, mpijob)
     if suspension is not None:
         return suspension
-    loss = pods_loss(draft, expected, pods, missing, lost_names) or mpijob_loss(attempt, mpijob)
+    # If a pod has failed, report this failure even if the deadline has passed in the meantime.
+    loss = pods_loss(draft, shape, pods, missing, lost_names) or mpijob_loss(attempt, mpijob)
     if left is not None and left <= 0 and loss is None:
-        return Decision(_deadline_exceeded(draft, expected, deadline or 0, pods, observed))
+        return Decision(_deadline_exceeded(draft, shape, deadline or 0, pods, observed))
     if loss is not None:
-        wait = settle_left(loss, now)
+        # The first pod seen to fail need not be the cause: wait for the ends of the others, then restart or fail.
+        wait = settle_left(awaiting_count(loss, shape, named), now)
         if wait > 0:
             draft.set(ConditionType.RUNNING, False, Reason.RANK_LOST, loss.failure.message or "")
             status = draft.status(phase=old.phase or Phase.PENDING)
             return Decision(
-                status, wait, Pods(due(job, expected, with_shown(observed.pods, pods))), prepare=True
+                status, wait, PodChanges(due(job, shape, with_shown(observed.pods, pods))), prepare=True
             )
-        return _lost(draft, attempt, loss, expected, pods, lost_names)
+        return _lost(draft, attempt, loss, shape, pods, lost_names)
+    # The evaluator restarts alone.
     if lost is not None:
-        return evaluator_lost(draft, lost, expected, pods)
-    return _going_on(draft, expected, observed, pods, left)
+        return evaluator_lost(draft, lost, shape, pods)
+    return _going_on(draft, shape, observed, pods, left)
 
 
 def _suspended(
-    draft: Draft, expected: Expected, observed: Observed, pods: Sequence[PodView], mpijob: MpiJob | None
+    draft: Draft, shape: Shape, observed: Observed, pods: Sequence[PodView], mpijob: MpiJob | None
 ) -> Decision | None:
     """Evaluate a job that is suspended or resumes; return None for any other job."""
     job, old = draft.job, draft.job.status
-    evicted = deactivation(expected, pods)
+    evicted = deactivation(shape, pods)
     if job.run_policy.suspend or is_suspending(old) or evicted is not None:
-        return suspended(draft, expected, observed.pods, evicted)
+        return suspended(draft, shape, observed.pods, evicted)
     if is_held(job):
         return held(draft)
     if mpijob is not None and mpijob.suspended:
         return mpijob_held(draft, mpijob, pods)
     if was_held(old):
         return released(draft)
-    return resumed(draft, expected) if old.holds(ConditionType.SUSPENDED) else None
+    return resumed(draft, shape) if ConditionType.SUSPENDED in old.conditions.holding else None
 
 
 def _invalid(draft: Draft, faults: Sequence[Fault]) -> JobStatus:
@@ -184,18 +230,18 @@ def _invalid(draft: Draft, faults: Sequence[Fault]) -> JobStatus:
 
 
 def _deadline_exceeded(
-    draft: Draft, expected: Expected, deadline: int, pods: Sequence[PodView], observed: Observed
+    draft: Draft, shape: Shape, deadline: int, pods: Sequence[PodView], observed: Observed
 ) -> JobStatus:
-    message = f"not done {deadline} s after its start (runPolicy.activeDeadlineSeconds)"
-    runs = draft.job.status.holds(ConditionType.RUNNING)
-    why = None if runs else group_wait(draft.job, expected, pods, obstacle(pods, observed.refusal))
+    message = f"the job was not done {deadline} s after its start (runPolicy.activeDeadlineSeconds)"
+    runs = ConditionType.RUNNING in draft.job.status.conditions.holding
+    why = None if runs else group_wait(draft.job, shape, pods, obstacle(pods, observed.refusal))
     if why is not None:
         message += f"; it waited for: {why[1]}"
-    elif draft.job.status.holds(ConditionType.STALLED):
+    elif ConditionType.STALLED in draft.job.status.conditions.holding:
         message += f"; {draft.conditions[ConditionType.STALLED].message}"
     known = why is not None and why[0] in (Reason.IMAGE_PULL, Reason.UNSCHEDULABLE)
     kind = why[0] if why and known else OperatorFailureClass.DEADLINE_EXCEEDED
-    draft.failure = Failure(attempt=draft.job.status.current_attempt, failure_class=kind, message=message)
+    draft.failure = Failure(attempt=draft.job.attempt, failure_class=kind, message=message)
     return draft.finish(Phase.FAILED, Reason.DEADLINE_EXCEEDED, message)
 
 
@@ -203,115 +249,119 @@ def _lost(
     draft: Draft,
     attempt: int,
     loss: Loss,
-    expected: Expected,
+    shape: Shape,
     pods: Sequence[PodView],
     lost_names: Collection[str],
 ) -> Decision:
     """Count a loss. Restart the affected replicas, or fail the job."""
-    limit = draft.job.run_policy.backoff_limit
-    restarts = draft.job.status.restarts
     message = f"attempt {attempt}: {describe(loss.failure)}"
     application = not loss.excuse and not loss.infrastructure
     if loss.excuse:
         message += f"; {loss.excuse}"
     else:
         draft.failure = loss.failure
+    # If the program failed before its first step, the next attempt must restore another checkpoint.
     if application:
-        message += skip_checkpoint(draft, loss, expected)
+        message += skip_checkpoint(draft, loss, shape)
+    # Failures that no retry can mend, and those above the limit, end the job.
     if application and loss.failure.failure_class == FailureClass.CODE_UNUSABLE:
         return Decision(draft.finish(Phase.FAILED, Reason.CODE_UNUSABLE, message))
     if application and is_lasting(draft.job, loss.failure, draft.progress, draft.artifacts):
         return Decision(draft.finish(Phase.FAILED, Reason.MODULE_NOT_FOUND, f"{message}; {REMEDY}"))
-    if application and restarts.application >= limit:
+    if application and not may_restart(draft.job):
         return Decision(draft.finish(Phase.FAILED, Reason.BACKOFF_LIMIT_EXCEEDED, message))
     # A replica that the cluster took restarts alone, without a pause unless the cluster takes the replica again.
     again_at_once = is_lost_again(draft.job, loss.failure.pod or "", draft.now)
     draft.restarts_in_a_row = restarts_in_a_row(
         draft.job.status,
         draft.now,
-        counts=expected.restarts_with is None or expected.all_or_nothing or application or again_at_once,
+        counts=shape.restarts_with is None or shape.all_or_nothing or application or again_at_once,
     )
     draft.retry_time = retry_begins(draft, loss)
+    # Choose the pods that start again: all pods, or the lost pod and its group (Shape.restarts_with).
     again = None
-    if expected.restarts_with is not None:
-        again = start_again(expected, pods, [*lost_names, *loss.others, loss.failure.pod or ""])
-        message += f"; {told_again(again, len(expected.attempts))}"
+    if shape.restarts_with is not None:
+        again = start_again(shape, pods, [*lost_names, *loss.others, loss.failure.pod or ""])
+        message += f"; {told_again(again, len(shape.attempts))}"
     cause: Literal["infrastructure", "application"] = (
         "infrastructure" if loss.infrastructure else "application"
     )
-    next_attempt(draft, expected, pods, None if loss.excuse else cause, again)
+    next_attempt(draft, shape, pods, None if loss.excuse else cause, again)
     message += count_nodes(draft, loss)
     reason: str = Reason.INFRASTRUCTURE_FAILURE if loss.infrastructure else Reason.APPLICATION_FAILURE
     if loss.excuse:
         reason = loss.failure.failure_class or reason
     draft.set(ConditionType.RUNNING, False, reason, message)
     draft.set(ConditionType.RESTARTING, True, reason, message)
-    draft.restart_time = written_time(draft.now)
+    draft.restart_time = draft.time
     return Decision(draft.status(phase=Phase.RESTARTING), look_again=0.0)
 
 
 def _going_on(
-    draft: Draft, expected: Expected, observed: Observed, pods: Sequence[PodView], left: float | None
+    draft: Draft, shape: Shape, observed: Observed, pods: Sequence[PodView], left: float | None
 ) -> Decision:
     old = draft.job.status
     named = {pod.name: pod for pod in pods}
     began = old.all_running_time is not None
-    alone = expected.restarts_with is not None
+    alone = shape.restarts_with is not None
     wait = pause_left(old, draft.now)
-    ending = [pod for pod in observed.pods if pod.attempt < expected.attempts.get(pod.name, old.attempt)]
+    ending = [pod for pod in observed.pods if pod.attempt < shape.attempts.get(pod.name, old.attempt)]
     waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
     # A replica that restarts alone waits only for its own old pod, because both pods have the same name.
     begins = wait <= 0 and (alone or not ending)
-    pods_to_create = Pods(
-        due(draft.job, expected, with_shown(observed.pods, pods)) if begins else frozenset()
+    pods_to_create = PodChanges(
+        due(draft.job, shape, with_shown(observed.pods, pods)) if begins else frozenset()
     )
 
     def runs(name: str) -> bool:
         pod = named.get(name)
-        if pod is None or (pod.succeeded and not alone and name not in expected.decides):
+        if pod is None or (pod.succeeded and not alone and name not in shape.decides):
             return False
-        answers = pod.ready or (began and not old.holds(ConditionType.RESTARTING))
+        answers = pod.ready or (began and ConditionType.RESTARTING not in old.conditions.holding)
         return pod.succeeded or (pod.running and answers)
 
-    # A running attempt keeps its pods. Changes of the spec take effect in the next attempt.
-    fixed = not alone and is_begun(old, expected.created_last, named)
-    needed = [name for name in expected.needed if not fixed or name in named]
+    # The job runs when every needed pod runs. A running attempt keeps its pods: changes of the spec take effect in
+    # the next attempt.
+    fixed = not alone and is_begun(old, shape.created_last, named)
+    needed = [name for name in shape.needed if not fixed or name in named]
     if all(map(runs, needed)):
         done = 0 if alone else sum(named[name].succeeded for name in needed)
         message = f"all {len(needed)} pods run" if not done else _partly_done(done, len(needed))
         draft.set(ConditionType.RESTARTING, False, Reason.JOB_RUNNING, message)
-        if expected.evaluator is not None and not runs(expected.evaluator):
-            why = obstacle([pod for pod in pods if pod.name == expected.evaluator], observed.refusal)
-            message += f" but {expected.evaluator}" + (f": {why[1]}" if why else "")
+        if shape.evaluator is not None and not runs(shape.evaluator):
+            why = obstacle([pod for pod in pods if pod.name == shape.evaluator], observed.refusal)
+            message += f" but {shape.evaluator}" + (f": {why[1]}" if why else "")
         draft.set(ConditionType.RUNNING, True, Reason.JOB_RUNNING, message)
-        stall = look(draft, expected, observed, named)
+        stall = look(draft, shape, observed, named)
         if stall.loss is not None:
-            return _lost(draft, old.current_attempt, stall.loss, expected, pods, expected.needed)
+            return _lost(draft, draft.job.attempt, stall.loss, shape, pods, shape.needed)
         waits += [stall.look_again] if stall.look_again is not None else []
-        running = old.all_running_time or written_time(draft.now)
+        running = old.all_running_time or draft.time
         status = draft.status(phase=Phase.RUNNING, all_running_time=running)
         return Decision(status, min(waits, default=None), pods_to_create, begins, stalled_since=stall.since)
-    why = obstacle([pod for pod in pods if pod.name in expected.needed], observed.refusal)
-    why = group_wait(draft.job, expected, pods, why)
+    # Not all pods run. Name what the job waits for: the cluster, a queue, pods of the last attempt, or the pause.
+    why = obstacle([pod for pod in pods if pod.name in shape.needed], observed.refusal)
+    why = group_wait(draft.job, shape, pods, why)
     if ending:
         why = (
             Reason.PODS_ENDING,
-            f"waits until {describe_ending(ending)} of the previous attempt ended: checkpoints are uploaded first",
+            f"waits until {describe_ending(ending)} of the previous attempt ended: pods first upload checkpoints",
         )
     elif wait > 0:
         # Name the whole pause instead of the remaining one, so that the message stays constant during the pause.
         why = Reason.BACKOFF, f"waits {pause(old):.0f} s before the next attempt"
+    # If the job has waited longer than runPolicy.startDeadlineSeconds, the job fails.
     start = start_left(draft)
     if start is not None and start <= 0:
-        return Decision(too_late(draft, expected, observed, pods, why))
-    why, soon = not_started(why, [pod for pod in pods if pod.name in expected.needed], draft.now)
+        return Decision(too_late(draft, shape, observed, pods, why))
+    why, soon = not_started(why, [pod for pod in pods if pod.name in shape.needed], draft.now)
     waits += soon
     reason, message = why or (
         Reason.RANK_LOST if began else Reason.PODS_STARTING,
-        f"{sum(p.running for p in pods)} of {len(expected.attempts)} pods run",
+        f"{sum(p.running for p in pods)} of {len(shape.attempts)} pods run",
     )
     draft.set(ConditionType.RUNNING, False, reason, message)
-    if old.holds(ConditionType.RESTARTING):
+    if ConditionType.RESTARTING in old.conditions.holding:
         phase = Phase.RESTARTING
     elif began:
         phase = old.phase or Phase.RUNNING
@@ -343,16 +393,16 @@ def _set_bottleneck(draft: Draft, observed: Observed) -> None:
     draft.set(ConditionType.BOTTLENECK, True, reason, message)
 
 
-def _settled(job: AnyJob, expected: Expected | None, observed: Observed) -> JobStatus:
+def _settled(job: AnyJob, shape: Shape | None, observed: Observed) -> JobStatus:
     """Return the status of a job that has ended, with the present counts of active and ready pods."""
     old = job.status
     seen = old.model_copy(update={"observed_generation": job.generation})
-    if expected is None:
+    if shape is None:
         return seen
     statuses = {
         role: (old.replica_statuses.get(role) or ReplicaStatus()).model_copy(
             update={"active": status.active, "ready": status.ready}
         )
-        for role, status in replica_statuses(expected, present(expected, observed.pods, old.attempt)).items()
+        for role, status in replica_statuses(shape, present(shape, observed.pods, old.attempt)).items()
     }
     return seen.model_copy(update={"replica_statuses": statuses})

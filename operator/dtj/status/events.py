@@ -6,11 +6,17 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
-from dtj.api.condition_types import OF_UPLOADS, ConditionType
 from dtj.api.identity import API_VERSION, KIND, MANAGER
 from dtj.api.job import Manifest
 from dtj.api.reasons import QUIET, Reason
-from dtj.api.status import Condition, ConditionStatus, JobStatus, Phase
+from dtj.api.status import (
+    OF_UPLOADS,
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    JobStatus,
+    Phase,
+)
 from dtj.api.unreadable import AnyJob
 from dtj.status.failure import describe
 from dtj.status.suspension import is_suspending
@@ -31,7 +37,9 @@ class Happening:
 
 def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     """Return the events for the change from `old` to `new`."""
-    return _unrecorded(old, new) if old.finished else [*_export(old, new), *_course(old, new)]
+    if old.conditions.finished:
+        return _unrecorded(old, new)
+    return [*_export(old, new), *_in_place(old, new), *_course(old, new)]
 
 
 def _export(old: JobStatus, new: JobStatus) -> list[Happening]:
@@ -39,53 +47,75 @@ def _export(old: JobStatus, new: JobStatus) -> list[Happening]:
     error = new.progress and new.progress.export_error
     if not error or (old.progress is not None and old.progress.export_error):
         return []
-    message = (
-        f"attempt {new.attempt}: the model is not exported: {error}; its weights are saved: docs/export.md"
-    )
-    # One event per attempt, whatever the program reports.
+    message = f"attempt {new.attempt}: the model is not exported: {error}; the weights are saved, see docs/export.md"
+    # Emit at most one event per attempt: the program may report another error each time.
     return [Happening("Warning", Reason.EXPORT_FAILED, message, same=f"attempt {new.attempt}")]
 
 
+def _in_place(old: JobStatus, new: JobStatus) -> list[Happening]:
+    """Return the event of restarts in place: one for each report that tells of more of them."""
+    counted = new.restarts.in_place or 0
+    more = counted - (old.restarts.in_place or 0)
+    if more <= 0 or new.failure is None:
+        return []
+    times = f", {more} times since the last report" if more > 1 else ""
+    message = f"attempt {new.attempt}: {describe(new.failure)}; the ranks started again in their pods{times}"
+    return [Happening("Warning", Reason.RESTARTED_IN_PLACE, message, same=f"in place {counted}")]
+
+
 def _course(old: JobStatus, new: JobStatus) -> list[Happening]:
-    if new.finished:
+    if new.conditions.finished:
         ended = ConditionType.SUCCEEDED if new.phase is Phase.SUCCEEDED else ConditionType.FAILED
-        condition = new.condition(ended)
+        condition = new.conditions.by_type.get(ended)
         assert condition is not None
         kind: Literal["Normal", "Warning"] = "Normal" if new.phase is Phase.SUCCEEDED else "Warning"
         return [Happening(kind, condition.reason, condition.message, final=True)]
     result = []
-    created, before = new.condition(ConditionType.CREATED), old.condition(ConditionType.CREATED)
+    created, before = (
+        new.conditions.by_type.get(ConditionType.CREATED),
+        old.conditions.by_type.get(ConditionType.CREATED),
+    )
     if (
         created
         and created.reason in (Reason.SPEC_INVALID, Reason.NAMESPACE_FULL)
         and (not before or before.message != created.message)
     ):
         result.append(Happening("Warning", created.reason, created.message))
-    slow, before = new.condition(ConditionType.BOTTLENECK), old.condition(ConditionType.BOTTLENECK)
+    slow, before = (
+        new.conditions.by_type.get(ConditionType.BOTTLENECK),
+        old.conditions.by_type.get(ConditionType.BOTTLENECK),
+    )
     # Emit one event per attempt and kind of bottleneck, because the figures may change with every report.
-    if slow and new.holds(ConditionType.BOTTLENECK) and (not before or before.reason != slow.reason):
+    if (
+        slow
+        and ConditionType.BOTTLENECK in new.conditions.holding
+        and (not before or before.reason != slow.reason)
+    ):
         result.append(Happening("Warning", slow.reason, slow.message, same=f"attempt {new.attempt}"))
     result += _troubles(old, new)
-    stalled, stands = new.condition(ConditionType.STALLED), new.holds(ConditionType.STALLED)
-    if stalled and stands != old.holds(ConditionType.STALLED) and new.phase is Phase.RUNNING:
+    stalled, stands = (
+        new.conditions.by_type.get(ConditionType.STALLED),
+        ConditionType.STALLED in new.conditions.holding,
+    )
+    if stalled and stands != (ConditionType.STALLED in old.conditions.holding) and new.phase is Phase.RUNNING:
         result.append(Happening("Warning" if stands else "Normal", stalled.reason, stalled.message))
     if new.restarts.evaluator != old.restarts.evaluator and new.failure is not None:
         message = (
             f"attempt {old.attempt}: {describe(new.failure)}; the evaluator restarts, the training continues"
         )
         result.append(Happening("Warning", Reason.EVALUATOR_RESTARTING, message))
-    elif new.holds(ConditionType.SUSPENDED) != old.holds(ConditionType.SUSPENDED):
-        condition = new.condition(ConditionType.SUSPENDED)
+    elif ConditionType.SUSPENDED in new.conditions.holding ^ old.conditions.holding:
+        condition = new.conditions.by_type.get(ConditionType.SUSPENDED)
         assert condition is not None
         result.append(_suspension(condition))
-    elif (running := new.condition(ConditionType.RUNNING)) and is_suspending(new):
+    elif (running := new.conditions.by_type.get(ConditionType.RUNNING)) and is_suspending(new):
         if not is_suspending(old):
             result.append(_suspension(running))
-    elif new.attempt > old.current_attempt and not new.holds(ConditionType.SUSPENDED):
-        condition = new.condition(ConditionType.RESTARTING)
+    elif new.attempt > max(old.attempt, 1) and ConditionType.SUSPENDED not in new.conditions.holding:
+        condition = new.conditions.by_type.get(ConditionType.RESTARTING)
         result.append(Happening("Warning", Reason.JOB_RESTARTING, condition.message if condition else ""))
     elif new.phase is Phase.RUNNING and old.phase is not Phase.RUNNING:
-        running = new.condition(ConditionType.RUNNING)
+        running = new.conditions.by_type.get(ConditionType.RUNNING)
         result.append(
             Happening(
                 "Normal", Reason.JOB_RUNNING, f"attempt {new.attempt}: {running.message if running else ''}"
@@ -97,14 +127,21 @@ def _course(old: JobStatus, new: JobStatus) -> list[Happening]:
 
 
 def _troubles(old: JobStatus, new: JobStatus) -> list[Happening]:
-    """Return the events of what hinders the uploads: one for each attempt."""
-    found = [new.condition(kind) for kind in OF_UPLOADS if new.holds(kind) and not old.holds(kind)]
+    """Return an event if checkpoints or files can't be uploaded: at most one for each attempt and condition."""
+    found = [
+        new.conditions.by_type.get(kind)
+        for kind in OF_UPLOADS
+        if kind in new.conditions.holding and kind not in old.conditions.holding
+    ]
     return [Happening("Warning", c.reason, c.message, same=f"attempt {new.attempt}") for c in found if c]
 
 
 def _unrecorded(old: JobStatus, new: JobStatus) -> list[Happening]:
     """Return the event of a finished job whose end was not recorded in the bucket."""
-    before, now = old.condition(ConditionType.RECORDED), new.condition(ConditionType.RECORDED)
+    before, now = (
+        old.conditions.by_type.get(ConditionType.RECORDED),
+        new.conditions.by_type.get(ConditionType.RECORDED),
+    )
     failed = now is not None and now.reason in (Reason.RECORD_REFUSED, Reason.RECORD_GIVEN_UP)
     if now is None or not failed or (before is not None and before.reason == now.reason):
         return []
@@ -120,7 +157,10 @@ def _suspension(condition: Condition) -> Happening:
 
 
 def _obstacle(old: JobStatus, new: JobStatus) -> list[Happening]:
-    before, now = old.condition(ConditionType.RUNNING), new.condition(ConditionType.RUNNING)
+    before, now = (
+        old.conditions.by_type.get(ConditionType.RUNNING),
+        new.conditions.by_type.get(ConditionType.RUNNING),
+    )
     if now is None or now.status == ConditionStatus.TRUE or now.reason in QUIET:
         return []
     if before is not None and (before.reason, before.message) == (now.reason, now.message):

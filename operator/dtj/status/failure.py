@@ -1,41 +1,110 @@
-"""Find the replica and the cause of a failed attempt."""
+"""Finds the cause of one pod's end: its termination message, its failure class, and who is at fault.
+
+`failure_policy` asks for the causes of all pods, and decides which cause counts. The functions do not read the job's
+stored status.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import signal
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
-from dtj.api.failure_classes import OperatorFailureClass
-from dtj.api.status import Failure
+from dtj.api.reasons import OperatorFailureClass
+from dtj.api.reported import lines, number, take, text
+from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
 from dtj.status.pods import Exit, PodView
-from dtj.status.termination import last_lines, read_termination
 from dtj.status.times import seconds_since
-from dtj_trainer.contract import EXIT_COMMAND_NOT_FOUND
+from dtj_trainer.contract import EXIT_COMMAND_NOT_FOUND, Termination
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.contract.tensorflow_output import lost_connection
 from dtj_trainer.contract.torch_output import raised
+
+# Read the termination message of a container. dtj-launch writes it, and any other program may write it too.
+
+LOG_LINES = 20
+MESSAGE_LENGTH = 4096
+_LINE_LENGTH = 1024
+_NAME_LENGTH = 253
+_MOST = 2**31 - 1
+_GATES: Mapping[str, Callable[[object], object]] = {
+    "class": lambda value: text(value, 63) or None,
+    "message": lambda value: text(value, MESSAGE_LENGTH),
+    "role": lambda value: text(value, _NAME_LENGTH),
+    "index": lambda value: number(value, 0, _MOST),
+    "rank": lambda value: number(value, 0, _MOST),
+    "host": lambda value: text(value, _NAME_LENGTH),
+    "exitCode": lambda value: number(value, -_MOST, _MOST),
+    "signal": lambda value: number(value, 0, _MOST),
+    "lastLogLines": lambda value: last_lines(value),
+    "progress": lambda value: value if isinstance(value, dict) else None,
+    "artifacts": lambda value: value if isinstance(value, dict) else None,
+    "recorded": lambda value: value is True or None,
+    "restarts": lambda value: value if isinstance(value, dict) else None,
+}
+
+
+def read_termination(end: Exit) -> Termination | None:
+    """Return the termination message of dtj-launch; None if the message is no JSON object.
+
+    Invalid values are left out, because any program of the container may write the message.
+    """
+    try:
+        return read_failure(json.loads(end.message))
+    except (ValueError, RecursionError):
+        return None
+
+
+def read_failure(message: object) -> Termination | None:
+    """Return what a pod says of a failure, in the form of a termination message; None if it is no object."""
+    if not isinstance(message, dict):
+        return None
+    values: dict[str, Any] = {}
+    for name, gate in _GATES.items():
+        value = message.get(name)
+        taken = None if value is None else gate(value)
+        if taken is not None:
+            values[name] = taken
+    return cast(Termination, values)
+
+
+def last_lines(value: object) -> list[str] | None:
+    """Return the last lines that are not empty. Kubernetes 1.20 rejects an empty text in a patch as null."""
+    return lines(value, LOG_LINES, _LINE_LENGTH)
+
+
+def reported(message: Termination | None) -> tuple[ProgressStatus | None, ArtifactsStatus | None]:
+    """Return the progress and the artifacts in a termination message."""
+    if message is None:
+        return None, None
+    progress, _ = take(ProgressStatus, message.get("progress"))
+    artifacts, _ = take(ArtifactsStatus, message.get("artifacts"))
+    return progress, artifacts
+
 
 # Seconds that the operator waits for a cause after a failure that another failure may have caused.
 SETTLE_SECONDS = 5.0
 # The node controller reports a dead node after 40 to 50 s without a heartbeat (node-monitor-grace-period).
 NODE_SETTLE_SECONDS = 60.0
-# Failure classes that another loss may have caused. The operator first looks for that other loss.
+# Failure classes that the loss of another pod may have caused, with the seconds to wait for that other loss.
 _CONSEQUENCES: Mapping[str, float] = {
     FailureClass.CONNECTION_LOST: NODE_SETTLE_SECONDS,
     FailureClass.PEERS_UNREACHABLE: SETTLE_SECONDS,
     FailureClass.SIGNAL: SETTLE_SECONDS,
 }
-# The same for an end without a termination message, in a pod whose program depends on other pods.
+# The same seconds for a pod that depends on other pods and wrote no termination message of dtj-launch.
 _UNREPORTED_CONSEQUENCES = {**_CONSEQUENCES, FailureClass.APPLICATION_ERROR: SETTLE_SECONDS}
 # No program is at fault: the operator had already abandoned the pod, or the next attempt uses another port.
 _NOT_THE_PROGRAMS = frozenset[str]({FailureClass.SUPERSEDED, FailureClass.PORT_IN_USE})
 # The kubelet sets this reason on a pod that it evicts.
 _EVICTED = "Evicted"
-# These evictions follow from the data that the pod's own program wrote.
+# Messages of evictions that are the fault of the pod's program: it wrote too much data.
 _OWN_EVICTION = re.compile(r"ephemeral.(local )?storage|EmptyDir volume", re.IGNORECASE)
-# The threads of gloo abort the process (SIGABRT) when Python ends after an uncaught exception.
+# A process that ends by SIGABRT may have failed with an exception: after an uncaught exception, gloo's threads abort
+# the ending process.
 _ABORTED = signal.SIGABRT.value
 # Prefixes of the reasons of a pod that makes room for others, or leaves a drained node. The reasons come from the
 # kubelet, from Kueue (WorkloadEvictedDueToPreempted), and from the condition DisruptionTarget, which Kubernetes sets
@@ -106,7 +175,8 @@ def attempt_loss(
     ]
     if not losses:
         return None
-    # A pod that the cluster ended makes other programs fail. A loss that may be a consequence comes last.
+    # Prefer a pod that the cluster ended, since its end makes other programs fail. Prefer a failure that can't be the
+    # consequence of another failure.
     loss = min(losses, key=lambda loss: (not loss.infrastructure, loss.settle, loss.finished or ""))
     loss = replace(loss, failure=_located(loss, pods))
     if left := _left_early(loss, pods, peers):
@@ -140,7 +210,7 @@ def _put_down_to_early_end(loss: Loss, pod: PodView) -> Loss:
     """Return the loss for a pod that ended early, and because of which the pod of `loss` failed."""
     early = early_end(loss.failure.attempt or 0, pod)
     message = f"{early.failure.message}; then {describe(loss.failure)}"
-    # An own failure of a third pod may not be known yet.
+    # Still wait a few seconds: a third pod may have failed first, and its end may not be reported yet.
     return replace(
         early,
         failure=early.failure.model_copy(update={"message": message}),
@@ -153,7 +223,7 @@ def _led_to(loss: Loss, pod: PodView, peers: Set[str]) -> bool:
     """Return whether a silent, unready or absent pod may have caused the failure of another pod."""
     kind = loss.failure.failure_class
     if kind in LOST_OTHERS:
-        # The others waited for a peer that has no node yet, or whose image is still being pulled.
+        # A pending peer counts: the others gave up their wait for a pod without a node or without its image.
         absent = pod.phase == "Pending" and pod.name in peers
         return absent or pod.silent or (pod.running and not pod.ready)
     return pod.silent and kind in _MAY_FOLLOW
@@ -169,7 +239,7 @@ def ended_as_told(pod: PodView) -> bool:
     if pod.exit is None or pod.exit.finished is None or pod.told_to_end is None:
         return True
     if pod.exit.signal in _STOPPING and not _ran_out_of_memory(pod.exit):
-        # The clock of the node may be behind by any time. Only a kubelet ends a program so, unless a user does.
+        # The exit time is no proof, because the node's clock may be wrong. SIGTERM and SIGKILL come from the kubelet.
         return True
     return seconds_since(pod.exit.finished, pod.told_to_end) <= _CLOCK_SECONDS
 
@@ -237,22 +307,29 @@ def _failed(attempt: int, pod: PodView, peers: Set[str]) -> Loss:
             )
         failure = _exit_failure(attempt, pod, pod.exit, has_peers=len(peers) > 1)
         cause = failure.failure_class or ""
-        # Without dtj-launch, the cause of a peer's failure may be another pod.
+        # Without dtj-launch, it is unknown whether a program failed by itself or because another pod failed.
         uncertain = pod.name in peers or cause in LOST_OTHERS
         settle = _UNREPORTED_CONSEQUENCES.get(cause, 0.0) if uncertain else 0.0
         return Loss(failure, cause in _NOT_THE_PROGRAMS, settle=settle, finished=finished)
     failure_class = termination["class"]
-    failure = _failure(attempt, pod, failure_class, termination.get("message", failure_class)).model_copy(
-        update={
-            "rank": termination.get("rank"),
-            "exit_code": termination.get("exitCode", pod.exit.code),
-            "signal": termination.get("signal"),
-            "last_log_lines": termination.get("lastLogLines"),
-        }
-    )
+    failure = told_failure(attempt, pod, failure_class, termination)
+    if failure.exit_code is None:
+        failure = failure.model_copy(update={"exit_code": pod.exit.code})
     settle = _CONSEQUENCES.get(failure_class, 0.0)
     infrastructure = failure_class in _NOT_THE_PROGRAMS
     return Loss(failure, infrastructure, settle=settle, finished=finished, host=termination.get("host"))
+
+
+def told_failure(attempt: int, pod: PodView, kind: str, told: Termination) -> Failure:
+    """Return the failure of a pod as dtj-launch tells it. kind: its class."""
+    return _failure(attempt, pod, kind, told.get("message", kind)).model_copy(
+        update={
+            "rank": told.get("rank"),
+            "exit_code": told.get("exitCode"),
+            "signal": told.get("signal"),
+            "last_log_lines": told.get("lastLogLines"),
+        }
+    )
 
 
 def _exit_failure(attempt: int, pod: PodView, end: Exit, *, has_peers: bool) -> Failure:
@@ -267,7 +344,7 @@ def _exit_failure(attempt: int, pod: PodView, end: Exit, *, has_peers: bool) -> 
     if end.reason == "OOMKilled":
         kind, what = (
             FailureClass.OOM_KILLED,
-            "ran out of memory: raise its memory limit or use smaller batches",
+            "ran out of memory: raise the memory limit of the container, or use smaller batches",
         )
     elif end.reason in ("ContainerCannotRun", "StartError") or end.code == EXIT_COMMAND_NOT_FOUND:
         kind, what = FailureClass.COMMAND_NOT_FOUND, f"could not start its command (exit code {end.code})"
@@ -292,7 +369,7 @@ def _exit_failure(attempt: int, pod: PodView, end: Exit, *, has_peers: bool) -> 
 
 def early_end(attempt: int, pod: PodView) -> Loss:
     """Return the loss for a pod that succeeded while the attempt still needed the pod."""
-    message = f"{pod.role} {pod.index} ended with exit code 0 while the others needed it"
+    message = f"{pod.role} {pod.index} ended with exit code 0 while the other pods still needed it"
     failure = _failure(attempt, pod, FailureClass.APPLICATION_ERROR, message).model_copy(
         update={"exit_code": 0}
     )
@@ -312,7 +389,7 @@ def _failure(attempt: int, pod: PodView, kind: str, message: str) -> Failure:
 
 
 def _located(loss: Loss, pods: Sequence[PodView]) -> Failure:
-    """Attribute the failure to the pod of the rank at fault."""
+    """Return the failure with the pod of the rank at fault, if another pod reported the failure."""
     host = (loss.host or "").split(".", 1)[0]
     for pod in pods:
         if host == pod.name:

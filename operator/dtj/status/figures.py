@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dtj.api.accelerators import is_accelerator
-from dtj.api.condition_types import ConditionType
-from dtj.api.failure_classes import FAILURE_CLASSES
 from dtj.api.job import Job
+from dtj.api.pod_template import is_accelerator
+from dtj.api.reasons import FAILURE_CLASSES
 from dtj.api.spec import Accelerator
-from dtj.api.status import JobStatus, Phase, ProgressStatus
+from dtj.api.status import ConditionType, JobStatus, Phase, ProgressStatus
 from dtj.api.unreadable import AnyJob
-from dtj.status.backoff import restarted
-from dtj.status.observed import Observed
+from dtj.status.observed import Observed, Utilisation
 from dtj.status.pods import PodView
-from dtj.status.progress_report import Utilisation
+from dtj.status.restart_policy import restarted
 from dtj.status.times import read_time
 
 
@@ -31,12 +29,12 @@ class JobFigures:
     progress: ProgressStatus | None
     """The progress of a running job; None for any other job."""
     utilisation: Utilisation | None
-    """What the pod of rank 0 or the chief of a running job uses."""
+    """The processors, memory and GPUs that the pod of rank 0 or the chief of a running job uses."""
     checkpoint: float | None
     """Unix time at which the newest checkpoint was complete; None unless the job runs."""
     unsaved_since: float | None
-    """Unix time since which the training is in no checkpoint: the time of the newest checkpoint, or the later time at
-    which all pods began to run. None unless the job runs and has a bucket."""
+    """Unix time from which on training would be lost with the pods: the time of the newest checkpoint, or the time at
+    which all pods began to run if that is later. None unless the job runs and has a bucket."""
     stalled: bool | None
     """Whether the running job is stalled; None without runPolicy.stallTimeoutSeconds or when the job does not run."""
     gpus: int
@@ -69,22 +67,22 @@ def job_figures(job: AnyJob, status: JobStatus, observed: Observed) -> JobFigure
     artifacts = status.artifacts if runs else None
     known = artifacts.checkpoint.time if artifacts and artifacts.checkpoint else None
     checkpoint = _unix(known) if known else None
-    running = status.condition(ConditionType.RUNNING)
+    running = status.conditions.by_type.get(ConditionType.RUNNING)
     at_risk = artifacts is not None and artifacts.uri is not None and running is not None
-    stalled = status.holds(ConditionType.STALLED)
+    stalled = ConditionType.STALLED in status.conditions.holding
     watched = runs and job.run_policy.stall_timeout_seconds is not None
     gpus = [(_gpus(job, pod), pod.running) for pod in pods if pod.has_node]
     # In a strategy whose replicas restart alone, the training continues while a replica restarts.
     partly = job.rules is not None and job.rules.restarts_alone and phase is Phase.RESTARTING
     trains = not stalled and (
-        status.holds(ConditionType.RUNNING) or (partly and status.all_running_time is not None)
+        ConditionType.RUNNING in status.conditions.holding or (partly and status.all_running_time is not None)
     )
     return JobFigures(
         namespace=job.namespace,
         name=job.name,
         strategy=strategy_label(job),
         phase=phase,
-        finished=status.finished,
+        finished=status.conditions.finished,
         progress=status.progress if runs else None,
         utilisation=observed.utilisation if runs else None,
         checkpoint=checkpoint,
@@ -103,19 +101,27 @@ def started(job: AnyJob, old: JobStatus, new: JobStatus, pods: Sequence[PodView]
     A start after a failure is a recovery, for which the function also returns None.
     """
     done, begun = new.all_running_time, new.start_time
-    if old.all_running_time or old.holds(ConditionType.RESTARTING) or done is None or begun is None:
+    if (
+        old.all_running_time
+        or ConditionType.RESTARTING in old.conditions.holding
+        or done is None
+        or begun is None
+    ):
         return None
-    begin, first = _unix(begun), job.rules.created_first() if job.rules else ()
+    begin, first = _unix(begun), job.rules.named["created_first"] if job.rules else ()
     placed = [_unix(pod.scheduled_at) for pod in pods if pod.role in first and pod.scheduled_at]
     return Started(max(_unix(done) - begin, 0.0), max(max(placed) - begin, 0.0) if placed else None)
 
 
 def recovered(old: JobStatus, new: JobStatus) -> float | None:
     """Return the seconds from the last loss until all pods ran again; None if `new` reports no recovery."""
-    lost, running = restarted(old), new.condition(ConditionType.RUNNING)
+    lost, running = restarted(old), new.conditions.by_type.get(ConditionType.RUNNING)
     if lost is None or running is None:
         return None
-    if not old.holds(ConditionType.RESTARTING) or not new.holds(ConditionType.RUNNING):
+    if (
+        ConditionType.RESTARTING not in old.conditions.holding
+        or ConditionType.RUNNING not in new.conditions.holding
+    ):
         return None
     return max(_unix(running.last_transition_time) - _unix(lost), 0.0)
 
@@ -123,7 +129,9 @@ def recovered(old: JobStatus, new: JobStatus) -> float | None:
 def failures(old: JobStatus, new: JobStatus) -> tuple[str, int]:
     """Return the class and the number of the failures that `new` counts and `old` does not."""
     before, after = (each.restarts.of_training + (each.restarts.evaluator or 0) for each in (old, new))
-    ended = new.holds(ConditionType.FAILED) and not old.holds(ConditionType.FAILED)
+    ended = (
+        ConditionType.FAILED in new.conditions.holding and ConditionType.FAILED not in old.conditions.holding
+    )
     kind = new.failure.failure_class if new.failure else None
     return kind if kind in FAILURE_CLASSES else "Other", max(after - before, 0) + ended
 

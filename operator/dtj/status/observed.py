@@ -1,95 +1,230 @@
-"""The inputs of the status of a job: the expectations of its plan and the observed state."""
+"""The observed state by which a job is evaluated: reports of its pods, its MPIJob, and refusals. Data only.
+
+`reconcile.reconciler` fills an `Observed` at the beginning of a pass. The views of pods are in `pods`.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from datetime import datetime
+from typing import Any
 
+from dtj.api.base import ApiModel
+from dtj.api.identity import LABEL_ATTEMPT
 from dtj.api.job import Fault
 from dtj.api.reasons import Reason
-from dtj.api.scheduling import Gang
+from dtj.api.reported import MOST_COUNTED, Measured, number, take, text
 from dtj.api.status import ArtifactsStatus, PodCheckpointStatus, ProgressStatus
-from dtj.status.mpijob import MpiJob
+from dtj.status.failure import read_failure
 from dtj.status.pods import PodView
-from dtj.status.progress_report import Utilisation
+from dtj.status.times import seconds_since
+from dtj_trainer.contract import Termination
+
+# The answer of a pod to GET /progress (dtj_trainer.contract.Report), reduced to the values that the status uses.
+
+_BOTTLENECKS = {"ParameterServers": Reason.PARAMETER_SERVERS_SLOW, "Worker": Reason.STRAGGLING_WORKER}
+"""Reason of the condition Bottleneck, by kind of the bottleneck in a report."""
+_BOTTLENECK_LENGTH = 1024
+
+
+class Utilisation(ApiModel):
+    """What a pod uses lately. It is in no status, because it always changes; the metrics have it."""
+
+    cpu_cores: Measured = None
+    """Processors in use."""
+    memory_bytes: Measured = None
+    gpu_utilisation: Measured = None
+    """The average of the pod's GPUs, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """The restarts in place since the pods were made, as a pod tells them."""
+
+    count: int
+    failure: Termination
+    """The cause of the last one; empty where the pod names none."""
+
+
+def read_in_place(said: Any) -> tuple[InPlace | None, int]:
+    """Return what a pod says of restarts in place, and the number of dropped values."""
+    if said is None:
+        return None, 0
+    count = number(said.get("count"), 0, MOST_COUNTED) if isinstance(said, Mapping) else None
+    failure = read_failure(said.get("failure") or {}) if count is not None else None
+    if count is None or failure is None:
+        return None, 1
+    return InPlace(count, failure), 0
+
+
+@dataclass(frozen=True)
+class ProgressReport:
+    """The values of an answer."""
+
+    progress: ProgressStatus | None = None
+    artifacts: ArtifactsStatus | None = None
+    bottleneck: tuple[str, str] | None = None
+    """Reason and message, from the report's progress."""
+    checkpoint_held_up: str | None = None
+    """What holds up the next checkpoint; empty: nothing; None: the pod does not say."""
+    artifacts_incomplete: str | None = None
+    """The files that are not uploaded or not restored, with the reasons; empty: none; None: the pod does not say."""
+    program_ended: bool = False
+    """Whether the training is over: the pod's programs have ended (phases), or export the model (progress)."""
+    utilisation: Utilisation | None = None
+    pod_checkpoint: PodCheckpointStatus | None = None
+    """The newest checkpoint on the pod's disk; None if the bucket has it."""
+    in_place: InPlace | None = None
+    """The restarts in place since the pod was made; None before the first."""
+
+
+def read_report(body: bytes | str) -> tuple[ProgressReport | None, int]:
+    """Return the report, or None if the answer is no report, and the number of dropped values."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return None, 1
+    if not isinstance(answer, dict):
+        return None, 1
+    progress, bad_progress = take(ProgressStatus, answer.get("progress"))
+    artifacts, bad_artifacts = take(ArtifactsStatus, answer.get("artifacts"))
+    bottleneck, bad_bottleneck = _bottleneck(answer.get("progress"))
+    utilisation, bad_utilisation = take(Utilisation, answer.get("utilisation"))
+    phases = answer.get("phases")
+    ended = (isinstance(phases, dict) and "programEnded" in phases) or _exporting(answer.get("progress"))
+    checkpoint, bad_checkpoint = _only_in_pod(answer.get("checkpoint"))
+    in_place, bad_restarts = read_in_place(answer.get("restarts"))
+    dropped = bad_progress + bad_artifacts + bad_bottleneck + bad_utilisation + bad_checkpoint + bad_restarts
+    held_up, incomplete = _said(answer, "heldUp"), artifacts_incomplete(answer)
+    report = ProgressReport(
+        progress, artifacts, bottleneck, held_up, incomplete, ended, utilisation, checkpoint, in_place
+    )
+    return report, dropped
+
+
+def _only_in_pod(checkpoint: Any) -> tuple[PodCheckpointStatus | None, int]:
+    if isinstance(checkpoint, Mapping) and checkpoint.get("uploaded") is not False:
+        return None, 0
+    return take(PodCheckpointStatus, checkpoint)
+
+
+def artifacts_incomplete(report: Mapping[str, Any]) -> str | None:
+    """Return which files a pod has not uploaded or not restored, and why; empty: none; None: the pod does not say."""
+    refused, left_out = _said(report, "notUploaded"), _said(report, "notRestored")
+    if refused is None or left_out is None:
+        return None
+    said = {"files are not uploaded": refused, "files are not restored": left_out}
+    return "; ".join(f"{what}: {why}" for what, why in said.items() if why)
+
+
+def _said(report: Mapping[str, Any], name: str) -> str | None:
+    artifacts = report.get("artifacts")
+    if not isinstance(artifacts, Mapping):
+        return None
+    return text(artifacts.get(name, ""), _BOTTLENECK_LENGTH)
+
+
+def _exporting(progress: Any) -> bool:
+    return isinstance(progress, Mapping) and progress.get("exporting") is True
+
+
+def _bottleneck(progress: Any) -> tuple[tuple[str, str] | None, int]:
+    bottleneck = progress.get("bottleneck") if isinstance(progress, Mapping) else None
+    if bottleneck is None:
+        return None, 0
+    kind, message = (
+        (bottleneck.get("kind"), bottleneck.get("message"))
+        if isinstance(bottleneck, Mapping)
+        else (None, None)
+    )
+    reason, sentence = _BOTTLENECKS.get(str(kind)), text(message, _BOTTLENECK_LENGTH)
+    return ((reason, sentence), 0) if reason and sentence else (None, 1)
+
+
+# The state of the MPIJob to which a job is delegated.
+#
+# The pods are the better source. `Running` of an MPIJob stays True when a worker dies, an MPIJob that is `Failed`
+# after an eviction may succeed later, and the status of an MPIJob has no exit codes. The operator therefore uses the
+# MPIJob only for what pods do not show: a success or a failure whose pods are gone, a queue that suspends the MPIJob,
+# and an MPIJob that no controller handles.
+
+TAKE_UP_SECONDS = 30.0
+"""Seconds without a condition after which the operator assumes that no mpi-operator handles the MPIJob."""
+
+
+@dataclass(frozen=True)
+class MpiCondition:
+    """A condition of an MPIJob that is True."""
+
+    reason: str
+    message: str
+    time: str | None
+
+
+@dataclass(frozen=True)
+class MpiJob:
+    """The fields of an MPIJob on which the status of a job depends."""
+
+    name: str
+    attempt: int
+    created: str | None
+    deleting: bool
+    suspended: bool
+    """Whether runPolicy.suspend is true. Kueue or a user sets the field, never the operator."""
+    taken_up: bool
+    """Whether mpi-operator has set a condition."""
+    completed: bool
+    """Whether the MPIJob has a completionTime. Before that, mpi-operator deletes no pods, and a failed MPIJob may
+    still succeed."""
+    succeeded: MpiCondition | None
+    failed: MpiCondition | None
+
+
+def view_mpijob(manifest: Mapping[str, Any]) -> MpiJob:
+    """Read the manifest of an MPIJob of kubeflow.org/v2beta1."""
+    metadata, status = manifest["metadata"], manifest.get("status") or {}
+    conditions = status.get("conditions") or []
+    holding = {c["type"]: c for c in conditions if c.get("status") == "True"}
+    return MpiJob(
+        name=metadata["name"],
+        attempt=int((metadata.get("labels") or {}).get(LABEL_ATTEMPT, 0)),
+        created=metadata.get("creationTimestamp"),
+        deleting=metadata.get("deletionTimestamp") is not None,
+        suspended=bool((manifest["spec"].get("runPolicy") or {}).get("suspend")),
+        taken_up=bool(conditions),
+        completed=status.get("completionTime") is not None and bool({"Succeeded", "Failed"} & holding.keys()),
+        succeeded=_condition(holding.get("Succeeded")),
+        failed=_condition(holding.get("Failed")),
+    )
+
+
+def _condition(condition: Mapping[str, Any] | None) -> MpiCondition | None:
+    if condition is None:
+        return None
+    # mpi-operator appends "/" and the reason of a pod, which may be empty: `BackoffLimitExceeded/`.
+    reason = str(condition.get("reason") or "Failed").rstrip("/")
+    return MpiCondition(reason, str(condition.get("message") or ""), condition.get("lastTransitionTime"))
+
+
+def not_taken_up(mpijob: MpiJob | None, now: datetime) -> tuple[str, str] | None:
+    """Return the reason and message for an MPIJob that no controller handles; None for any other MPIJob."""
+    if mpijob is None or mpijob.taken_up or mpijob.deleting or mpijob.created is None:
+        return None
+    if seconds_since(mpijob.created, now) < TAKE_UP_SECONDS:
+        return None
+    return Reason.MPIJOB_NOT_TAKEN_UP, (
+        f"MPIJob {mpijob.name} has no condition {TAKE_UP_SECONDS:.0f} s after its creation: check that mpi-operator "
+        "runs and watches this namespace; mpi-operator reports a fault of an MPIJob only in the events of the MPIJob"
+    )
+
 
 GATED = "SchedulingGated"
 """Reason of the condition PodScheduled while a scheduling gate holds the pod."""
 
 Bottleneck = tuple[str, str]
 """Reason and message of the condition Bottleneck."""
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The part of an attempt's plan on which the status depends."""
-
-    roles: Mapping[str, Sequence[str]]
-    """Names of the pods, by role."""
-    stages: Sequence[Sequence[str]]
-    """Names of the pods, by stage."""
-    decisive: Sequence[str]
-    """Names of the pods whose success is the job's success."""
-    reporter: str
-    """Name of the pod that reports the progress of the training."""
-    artifacts_uri: str | None
-    attempts: Mapping[str, int]
-    """By pod name: the attempt to which the pod must belong."""
-    restarts_with: Mapping[str, frozenset[str]] | None = None
-    """By pod name: the pods that restart when that pod is lost. None: every loss restarts all pods."""
-    holds_state: frozenset[str] = frozenset()
-    """Names of the pods that hold the state of the training and must not end before the training ends."""
-    evaluator: str | None = None
-    """Name of the pod that measures checkpoints, if any. The training can continue without this pod."""
-    evaluator_timeout: float = 0.0
-    """Seconds that the evaluator may run after the end of the training."""
-    gang: Gang = Gang.NONE
-    """The gang scheduler, which places all pods together or none."""
-    queue: str | None = None
-    """Name of the gang scheduler's queue."""
-    workload: str | None = None
-    """Name of Kueue's Workload of the attempt, if the pods are queued as one group."""
-    all_or_nothing: bool = False
-    """Whether a scheduler admits the pods as one group. The operator recreates no single member of a group."""
-    next_stage_on_running: bool = False
-    """Whether the containers of a stage wait for the earlier stages themselves: see `Plan`."""
-    planned: bool = True
-    """Whether a plan asks for these pods; if False, the expectation stems from the stored status."""
-    handed_over: bool = False
-    """Whether mpi-operator creates the pods."""
-    created_last: frozenset[str] = frozenset()
-    """Names of the pods that are created last. When all of these exist, every pod of the attempt has been created."""
-
-    @cached_property
-    def needed(self) -> frozenset[str]:
-        """Return the names of the pods that must run for the job to run: all but the evaluator."""
-        return frozenset(self.attempts) - {self.evaluator}
-
-    @cached_property
-    def decides(self) -> frozenset[str]:
-        """Names of the decisive pods."""
-        return frozenset(self.decisive)
-
-    @cached_property
-    def peers(self) -> frozenset[str]:
-        """Names of the pods whose program also fails when the program of another of these pods fails.
-
-        Where no pod holds the state for the others, the decisive pod and those that restart with it train in step.
-        """
-        if self.restarts_with is None or self.holds_state or not self.decisive:
-            return self.decides
-        return self.restarts_with.get(self.decisive[0], self.decides)
-
-    @cached_property
-    def tells_the_end(self) -> Sequence[str]:
-        """Names of the pods whose termination message has the last progress and artifacts of the training."""
-        return [self.reporter] if self.reporter in self.decides else self.decisive
-
-    @cached_property
-    def first(self) -> frozenset[str]:
-        """Return the names of the pods of the first stage."""
-        return frozenset(self.stages[0])
 
 
 @dataclass(frozen=True)
@@ -116,9 +251,11 @@ class Observed:
     program_ended: bool = False
     """Whether the pod of rank 0 reported the end of the training. Only export and uploads may then be left."""
     utilisation: Utilisation | None = None
-    """What the pod of rank 0 uses."""
+    """The processors, memory and GPUs that the pod of rank 0 uses."""
     pod_checkpoint: PodCheckpointStatus | None = None
     """The newest checkpoint of the reporting pod, if the bucket does not have it."""
+    in_place: InPlace | None = None
+    """The restarts in place that the reporting pod has told; None: none."""
     mpijob: MpiJob | None = None
     """The MPIJob to which the job is delegated."""
 

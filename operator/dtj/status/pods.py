@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
-from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
+from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, LABEL_ROUNDS
 from dtj.api.mpijob import INDEX_LABEL
 from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.api.reasons import Reason
 from dtj.api.scheduling_rules import KUEUE_QUEUE
 from dtj.status.times import read_time
+from dtj_trainer.contract import Rounds
 
 # Values of `status.reason` of pods that the cluster ended, and reasons of the condition DisruptionTarget.
 _DISRUPTIONS = frozenset(
@@ -38,6 +40,7 @@ _DISRUPTIONS = frozenset(
     }
 )
 _MOST_NAMES = 16
+_ROUNDS = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 T = TypeVar("T")
 
 
@@ -91,11 +94,14 @@ class PodView:
     devices: tuple[tuple[str, int], ...] = ()
     """Extended resources of the containers, for example (nvidia.com/gpu, 2)."""
     finalizers: tuple[str, ...] = ()
-    """What holds a deleted pod whose containers have ended."""
+    """The finalizers that keep a deleted pod whose containers have ended."""
     unstarted: bool = False
     """Whether the pod has a node, and no container has begun."""
     ended: bool = False
     """Whether all containers have ended. The kubelet sets the phase a second or more later."""
+
+    rounds: Rounds | None = None
+    """The restarts of the job when the pod was made, if the pod restarts its ranks in place."""
 
     @property
     def has_node(self) -> bool:
@@ -168,12 +174,19 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         unstarted=scheduled.get("status") == "True"
         and (status.get("phase") or "Pending") == "Pending"
         and not any(map(_has_begun, (*init.values(), *containers.values()))),
+        rounds=read_rounds(labels),
         ended=status.get("phase") in ("Succeeded", "Failed") or _all_ended(pod, containers.values()),
     )
 
 
+def read_rounds(labels: Mapping[str, str]) -> Rounds | None:
+    """Read LABEL_ROUNDS. Any user of the namespace may have written it."""
+    found = _ROUNDS.fullmatch(labels.get(LABEL_ROUNDS) or "")
+    return Rounds(before=int(found[1]), limit=int(found[2])) if found else None
+
+
 def _few(given: Iterable[T]) -> tuple[T, ...]:
-    """Return the first of what a pod has: who may create pods may give one a megabyte of names."""
+    """Return the first few entries: a user who may create pods can give a pod a megabyte of gates or finalizers."""
     return tuple(islice(given, _MOST_NAMES))
 
 
@@ -238,7 +251,7 @@ def _waiting(
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
             last = _exit({"state": container.get("lastState")})
             if reason == Reason.CRASH_LOOP_BACK_OFF and last is not None:
-                # Do not use the message of the kubelet, which differs after each crash.
+                # Do not use the kubelet's message: it differs after each crash, and each change would write a status.
                 return reason, f"container {container['name']} ends again and again, last {_exit_code(last)}"
             return str(reason), str(waiting.get("message") or "")
     ends = {container["name"]: end for container in containers if (end := _exit(container)) is not None}
@@ -257,7 +270,7 @@ def _exit_code(end: Exit) -> str:
 
 
 def _init_failure(init: Mapping[str, Mapping[str, Any]]) -> Exit | None:
-    """Return the end of a failed init container. Without this end, the cluster would seem to have ended the pod."""
+    """Return the end of a failed init container. A failed pod without a known end counts as ended by the cluster."""
     for name, container in init.items():
         end = _exit(container)
         if end is not None and end.code != 0:

@@ -1,7 +1,7 @@
 """The condition `Recorded`, and when a job needs a record pod: at an end that no pod recorded, or a long suspension.
 
-A job has at most one record pod at a time. Its end, or the time without an end, decides the condition, so that the
-stored status alone says whether a job still needs a record pod.
+A record pod writes `end.json` into the bucket. A job has at most one record pod at a time. The condition alone tells
+whether the job still needs a record pod. `reconcile.record` creates and deletes the pod.
 """
 
 from __future__ import annotations
@@ -9,21 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from dtj.api.condition_types import ConditionType
 from dtj.api.job import Job
 from dtj.api.reasons import Reason
-from dtj.api.status import Condition, ConditionStatus, JobStatus, Phase
+from dtj.api.status import Condition, Conditions, ConditionStatus, ConditionType, JobStatus, Phase
 from dtj.status.decision import Decision
 from dtj.status.draft import LONGEST_CONDITION
 from dtj.status.times import seconds_since, written_time
 from dtj_trainer.contract import END_FILE
 
 SUSPENDED_SECONDS = 60.0
-"""A suspension is recorded after it has lasted so long: Kueue suspends and resumes jobs often."""
+"""Seconds of a suspension until the suspension is recorded: Kueue often suspends a job for a shorter time."""
 POD_SECONDS = 300.0
 """Seconds from the creation of a record pod, or from the first refusal of one, until the operator gives up."""
 TURN_SECONDS = 3600.0
-"""Seconds from the end until a job gives up its wait for its turn, where thousands end at once."""
+"""Seconds from a job's end until it gives up waiting for a record pod: few jobs may have record pods at a time."""
 _OURS = (Reason.SUSPENSION_RECORDED, Reason.RECORD_REFUSED, Reason.RECORD_GIVEN_UP)
 
 
@@ -34,7 +33,7 @@ class RecordPod:
     name: str
     uid: str
     created: str
-    """RFC 3339."""
+    """When the pod was created, RFC 3339."""
     deleting: bool = False
     succeeded: bool = False
     fault: str | None = None
@@ -51,9 +50,9 @@ class Refusal:
 
     why: str
     since: str
-    """RFC 3339."""
+    """When the API server first refused the pod, RFC 3339."""
     lasting: bool
-    """Whether it would refuse the same pod again."""
+    """Whether the API server would refuse the same pod again, because the pod is invalid."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +73,13 @@ def recording(
     refusal: why the API server refused the record pod last.
     """
     status = decision.status
-    if status.finished:
+    if status.conditions.finished:
         return _ended(job, decision, pod, refusal, now)
-    suspended = status.condition(ConditionType.SUSPENDED)
-    # A job that was suspended before it had pods has no history yet.
+    suspended = status.conditions.by_type.get(ConditionType.SUSPENDED)
+    # A job that was suspended before it had pods has no history in the bucket that could be completed.
     if status.phase is not Phase.SUSPENDED or suspended is None or status.attempt < 2:
         return Recording(decision)
-    if not status.holds(ConditionType.SUSPENDED) or _is_about(status, status.attempt):
+    if ConditionType.SUSPENDED not in status.conditions.holding or _is_about(status, status.attempt):
         return Recording(decision)
     left = SUSPENDED_SECONDS - seconds_since(suspended.last_transition_time, now)
     if left > 0:
@@ -90,16 +89,16 @@ def recording(
 
 def as_recorded(job: Job, status: JobStatus, pod: str, now: datetime) -> JobStatus:
     """Return the status that a job has when its record pod of this name has written the record."""
-    reason = Reason.END_RECORDED if status.finished else Reason.SUSPENSION_RECORDED
+    reason = Reason.END_RECORDED if status.conditions.finished else Reason.SUSPENSION_RECORDED
     return _with(job, status, reason, _wrote(pod), now)
 
 
 def _ended(
     job: Job, decision: Decision, pod: RecordPod | None, refusal: Refusal | None, now: datetime
 ) -> Recording:
-    status, known = decision.status, decision.status.condition(ConditionType.RECORDED)
-    if not job.status.finished:
-        # The end is decided in this pass. A pod that recorded a success has set the condition.
+    status, known = decision.status, decision.status.conditions.by_type.get(ConditionType.RECORDED)
+    if not job.finished:
+        # The job ends in this pass. If one of its pods has recorded the success, the condition is already set.
         if known is not None and known.reason == Reason.END_RECORDED:
             return Recording(decision)
         pending = _with(job, status, Reason.RECORD_PENDING, f"a record pod is to write {END_FILE}", now)
@@ -109,11 +108,14 @@ def _ended(
     ended = status.completion_time or known.last_transition_time
     result = _by_pod(job, decision, pod, refusal, now)
     if result.wanted and pod is None and seconds_since(ended, now) > TURN_SECONDS:
-        late = f"other jobs had their turn for {TURN_SECONDS / 60:.0f} minutes"
+        late = (
+            f"no record pod was free for the job within {TURN_SECONDS / 60:.0f} minutes: too many jobs ended"
+        )
         return Recording(replace(decision, status=_with(job, status, Reason.RECORD_GIVEN_UP, late, now)))
-    # The wait for a turn is not the fault of the job, so the TTL waits for the record as long as the operator does.
+    # The record may be late because other jobs came first. Do not delete the job by its TTL while the operator still
+    # tries to record the end.
     left = TURN_SECONDS + POD_SECONDS - seconds_since(ended, now)
-    now_known = result.decision.status.condition(ConditionType.RECORDED)
+    now_known = result.decision.status.conditions.by_type.get(ConditionType.RECORDED)
     if decision.expired and left > 0 and now_known is not None and now_known.reason == Reason.RECORD_PENDING:
         return replace(result, decision=_soon(replace(result.decision, expired=False), left))
     return result
@@ -122,7 +124,7 @@ def _ended(
 def _by_pod(
     job: Job, decision: Decision, pod: RecordPod | None, refusal: Refusal | None, now: datetime
 ) -> Recording:
-    """Set the condition from what became of the record pod."""
+    """Set the condition from the state of the record pod, or from the refusal to create the pod."""
     status = decision.status
 
     def done(reason: Reason, message: str) -> Recording:
@@ -136,7 +138,7 @@ def _by_pod(
             return done(Reason.RECORD_REFUSED, refusal.why)
         return Recording(decision, wanted=True)
     if pod.succeeded:
-        reason = Reason.END_RECORDED if status.finished else Reason.SUSPENSION_RECORDED
+        reason = Reason.END_RECORDED if status.conditions.finished else Reason.SUSPENSION_RECORDED
         return done(reason, _wrote(pod.name))
     if pod.fault is not None:
         return done(Reason.RECORD_REFUSED, f"{pod.name}: {pod.fault}")
@@ -144,7 +146,7 @@ def _by_pod(
     if left <= 0:
         why = f": {pod.held}" if pod.held else ""
         return done(Reason.RECORD_GIVEN_UP, f"{pod.name} has not ended in {POD_SECONDS:.0f} s{why}")
-    if pod.held and status.finished:
+    if pod.held and status.conditions.finished:
         held = _with(job, status, Reason.RECORD_PENDING, f"{pod.name} waits: {pod.held}", now)
         decision = replace(decision, status=held)
     return Recording(_soon(decision, left), wanted=not pod.lost)
@@ -155,8 +157,8 @@ def _wrote(pod: str) -> str:
 
 
 def _is_about(status: JobStatus, attempt: int) -> bool:
-    """Return whether the condition is about the suspension after this attempt."""
-    known = status.condition(ConditionType.RECORDED)
+    """Return whether the stored condition `Recorded` refers to the suspension after this attempt."""
+    known = status.conditions.by_type.get(ConditionType.RECORDED)
     return known is not None and known.reason in _OURS and known.message.startswith(_about(attempt))
 
 
@@ -170,11 +172,11 @@ def _soon(decision: Decision, seconds: float) -> Decision:
 
 
 def _with(job: Job, status: JobStatus, reason: Reason, message: str, now: datetime) -> JobStatus:
-    """Return the status with the condition."""
+    """Return the status with the condition `Recorded` for this reason."""
     holds = reason in (Reason.END_RECORDED, Reason.SUSPENSION_RECORDED)
     value = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
-    said = message if status.finished else _about(status.attempt) + message
-    old = status.condition(ConditionType.RECORDED)
+    said = message if status.conditions.finished else _about(status.attempt) + message
+    old = status.conditions.by_type.get(ConditionType.RECORDED)
     same = old is not None and old.status == value
     condition = Condition(
         type=ConditionType.RECORDED,
@@ -186,4 +188,4 @@ def _with(job: Job, status: JobStatus, reason: Reason, message: str, now: dateti
     )
     by_type = {each.type: each for each in status.conditions} | {condition.type: condition}
     ordered = [by_type[kind] for kind in ConditionType if kind in by_type]
-    return status.model_copy(update={"conditions": ordered})
+    return status.model_copy(update={"conditions": Conditions(ordered)})

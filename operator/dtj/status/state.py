@@ -1,7 +1,7 @@
-"""`status.state`: the phase of a job, or in its place the lasting condition that a person must know.
+"""`status.state`: the phase of a job, or instead a word for a lasting problem, such as ImagePullBackOff.
 
-The words of living and of failed jobs differ, so that one word says whether a job may still succeed. docs/states.md
-describes the words for users; a test compares the two.
+Unfinished and failed jobs have different words, so that one word tells whether a job may still succeed.
+docs/states.md describes the words for users, and a test compares the page with this module.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ import re
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from dtj.api.condition_types import OF_UPLOADS, ConditionType
-from dtj.api.failure_classes import FAILURE_CLASSES, OBSTACLES, OperatorFailureClass
-from dtj.api.reasons import FAILED, QUIET, Reason
-from dtj.api.status import Condition, ConditionStatus, JobStatus, Phase
+from dtj.api.reasons import FAILED, FAILURE_CLASSES, OBSTACLES, QUIET, OperatorFailureClass, Reason
+from dtj.api.status import OF_UPLOADS, Condition, ConditionStatus, ConditionType, JobStatus, Phase
 from dtj.status.decision import Decision
 from dtj.status.times import seconds_since
 from dtj_trainer.contract.failure_class import FailureClass
 
 LASTING_SECONDS = 30.0
-"""What keeps pods from running for so long is a state. Schedulers, registries and autoscalers mend the rest."""
+"""Seconds after which an obstacle to running pods becomes the state. Schedulers, registries and autoscalers often
+remove an obstacle sooner."""
 IMAGE_PULL_BACK_OFF = "ImagePullBackOff"
 """kubectl's word for an image that can't be pulled."""
 _WORD = re.compile(r"[A-Z][A-Za-z0-9]{1,62}")
 _MESSAGE_LENGTH = 256
 _PHASES = frozenset(Phase)
-# Reasons of a false Running that belong to the course of a job.
+# Reasons of `Running` with status False that are part of a normal course, and never become the state.
 _PASSING = (QUIET - {Reason.POD_NOT_STARTED}) | {
     Reason.INFRASTRUCTURE_FAILURE,
     Reason.APPLICATION_FAILURE,
@@ -36,9 +35,10 @@ _PASSING = (QUIET - {Reason.POD_NOT_STARTED}) | {
     Reason.MPIJOB_RESUMED,
     *(frozenset(FAILURE_CLASSES) - OBSTACLES),
 }
-# These conditions last before they are set, or say where the job is.
+# Reasons that become the state at once: they are only set after a wait, or tell where the job waits.
 _AT_ONCE = frozenset({Reason.QUEUED, Reason.POD_NOT_STARTED, Reason.MPIJOB_NOT_TAKEN_UP})
-# Classes of failures that say more than the reason of Failed, and are no words of jobs that may still run.
+# Failure classes that are the state of a failed job, because they tell more than the reason of `Failed`. Words that
+# also are states of unfinished jobs are left out.
 FAILURE_WORDS = (
     frozenset(FAILURE_CLASSES)
     - OBSTACLES
@@ -50,18 +50,18 @@ FAILURE_WORDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class JobState:
     """The state of a job."""
 
     word: str
-    """One CamelCase word."""
+    """The state: one CamelCase word."""
     message: str | None
-    """Why, in one line; None where the word says all."""
+    """The cause of the state, in one line; None if the word tells all."""
     changes_in: float | None = None
-    """Seconds until the word is another one although nothing else changes."""
+    """Seconds until the word changes because of the time alone."""
 
 
-def state_of(status: JobStatus, now: datetime | None = None) -> State | None:
+def state_of(status: JobStatus, now: datetime | None = None) -> JobState | None:
     """Return the state of a job with this phase, these conditions and this failure; None before it has a phase.
 
     now: tells whether a wait has lasted; None: each has.
@@ -70,18 +70,18 @@ def state_of(status: JobStatus, now: datetime | None = None) -> State | None:
     if phase is None:
         return None
     if phase is Phase.FAILED:
-        return State(_failed(status), _message(status, ConditionType.FAILED))
+        return JobState(_failed(status), _message(status, ConditionType.FAILED))
     if phase is Phase.SUCCEEDED:
-        return State(phase.value, _upload_trouble(status))
+        return JobState(phase.value, _upload_trouble(status))
     if phase is Phase.SUSPENDED:
-        return State(phase.value, _message(status, ConditionType.SUSPENDED))
-    created = status.condition(ConditionType.CREATED)
+        return JobState(phase.value, _message(status, ConditionType.SUSPENDED))
+    created = status.conditions.by_type.get(ConditionType.CREATED)
     if created is not None and created.reason == Reason.SPEC_INVALID:
-        return State(Reason.SPEC_INVALID, _line(created.message))
+        return JobState(Reason.SPEC_INVALID, _line(created.message))
     if phase is Phase.RUNNING:
         for kind in (ConditionType.STALLED, *OF_UPLOADS):
-            if status.holds(kind):
-                return State(kind.value, _message(status, kind))
+            if kind in status.conditions.holding:
+                return JobState(kind.value, _message(status, kind))
     return _waiting(status, phase, now)
 
 
@@ -106,17 +106,17 @@ def with_state(decision: Decision, now: datetime) -> Decision:
     return replace(decision, status=status, look_again=min(waits, default=None))
 
 
-def _waiting(status: JobStatus, phase: Phase, now: datetime | None) -> State:
-    """Return the state of a job without another trouble than that its pods may not run."""
-    running, cause = status.condition(ConditionType.RUNNING), None
-    if status.holds(ConditionType.RESTARTING):
+def _waiting(status: JobStatus, phase: Phase, now: datetime | None) -> JobState:
+    """Return the state of an unfinished job that has no other problem than that not all its pods run."""
+    running, cause = status.conditions.by_type.get(ConditionType.RUNNING), None
+    if ConditionType.RESTARTING in status.conditions.holding:
         cause = _message(status, ConditionType.RESTARTING)
     if running is None or running.status is not ConditionStatus.FALSE or running.reason in _PASSING:
-        return State(phase.value, cause)
+        return JobState(phase.value, cause)
     word, message, left = _obstacle(running, phase), _line(running.message), 0.0
     if now is not None and word != phase and running.reason not in _AT_ONCE:
         left = LASTING_SECONDS - seconds_since(_since(status, running), now)
-    return State(phase.value, message, left) if left > 0 else State(word, message)
+    return JobState(phase.value, message, left) if left > 0 else JobState(word, message)
 
 
 def _since(status: JobStatus, running: Condition) -> str:
@@ -133,18 +133,18 @@ def _obstacle(running: Condition, phase: Phase) -> str:
 def _failed(status: JobStatus) -> str:
     """Return why a job failed. A program may give its failure any class, so that only known ones count."""
     kind = status.failure.failure_class if status.failure else None
-    failed = status.condition(ConditionType.FAILED)
+    failed = status.conditions.by_type.get(ConditionType.FAILED)
     if kind in FAILURE_WORDS:
         return str(kind)
     return failed.reason if failed is not None and failed.reason in FAILED else Phase.FAILED.value
 
 
 def _upload_trouble(status: JobStatus) -> str | None:
-    return next((_message(status, kind) for kind in OF_UPLOADS if status.holds(kind)), None)
+    return next((_message(status, kind) for kind in OF_UPLOADS if kind in status.conditions.holding), None)
 
 
 def _message(status: JobStatus, kind: ConditionType) -> str | None:
-    found = status.condition(kind)
+    found = status.conditions.by_type.get(kind)
     return _line(found.message) if found is not None else None
 
 

@@ -1,28 +1,28 @@
-"""Suspend a job and resume it. The pods upload their checkpoints and end; a suspended job has no pods.
+"""Waits of a job that are no failures: suspension by the user, queues, and gang scheduling.
 
-`startTime` is cleared as in a Kubernetes Job, so that the time of the suspension does not count. An administrator or
-Kueue can also suspend a job by deactivating its Workload (`spec.active: false`). New pods would get a new, active
-Workload, so the operator creates no pods until the user resumes the job.
+`evaluate` calls these functions before it looks for losses, because a suspension ends pods. The objects of gang
+schedulers are in `plan.gang`, and the suspension of an MPIJob in `mpijob`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import Reason
-from dtj.api.status import ConditionStatus, JobStatus, Phase, ResumedFromStatus
+from dtj.api.shape import Shape
+from dtj.api.spec import Gang
+from dtj.api.status import ConditionStatus, ConditionType, JobStatus, Phase, ResumedFromStatus
 from dtj.api.unreadable import AnyJob, UnreadableJob
-from dtj.status.decision import Decision, Pods
+from dtj.status.decision import Decision, PodChanges
 from dtj.status.draft import Draft
 from dtj.status.failure import attempt_loss
-from dtj.status.next_attempt import in_attempt, next_attempt
-from dtj.status.observed import Expected
-from dtj.status.overdue import describe_ending
+from dtj.status.force_deletion import describe_ending
+from dtj.status.observed import GATED, is_gated
 from dtj.status.pods import PodView
+from dtj.status.restart_policy import in_attempt, next_attempt
 from dtj_trainer import contract
 
-# Prefixes of Kueue's reason: of version 0.19, and of versions before 0.10.
+# Prefixes of the reason that Kueue sets on a pod of a deactivated Workload: in version 0.19, and before 0.10.
 _DEACTIVATIONS = ("WorkloadEvictedDueToDeactivated", "WorkloadEvictedDueToInactiveWorkload")
 
 
@@ -31,15 +31,15 @@ def is_suspending(status: JobStatus) -> bool:
     return _running_reason(status) in (Reason.SUSPENDING, Reason.WORKLOAD_DEACTIVATED)
 
 
-def deactivation(expected: Expected, pods: Sequence[PodView]) -> PodView | None:
+def deactivation(shape: Shape, pods: Sequence[PodView]) -> PodView | None:
     """Return a needed pod that Kueue evicts because its Workload was deactivated; None if there is none."""
-    needed = (pod for pod in pods if pod.name in expected.needed)
+    needed = (pod for pod in pods if pod.name in shape.needed)
     return next((pod for pod in needed if pod.reason.startswith(_DEACTIVATIONS)), None)
 
 
 def is_deactivated(status: JobStatus) -> bool:
     """Return whether the job is suspended because its Workload was deactivated."""
-    suspended = status.condition(ConditionType.SUSPENDED)
+    suspended = status.conditions.by_type.get(ConditionType.SUSPENDED)
     return (
         suspended is not None
         and suspended.status is ConditionStatus.TRUE
@@ -52,7 +52,7 @@ def is_held(job: AnyJob) -> bool:
 
     The suspension lasts until the spec changes, for example because a user suspends and resumes the job.
     """
-    suspended = job.status.condition(ConditionType.SUSPENDED)
+    suspended = job.status.conditions.by_type.get(ConditionType.SUSPENDED)
     return (
         suspended is not None
         and is_deactivated(job.status)
@@ -66,7 +66,7 @@ def held(draft: Draft) -> Decision:
 
 
 def suspended(
-    draft: Draft, expected: Expected, pods: Sequence[PodView], evicted: PodView | None = None
+    draft: Draft, shape: Shape, pods: Sequence[PodView], evicted: PodView | None = None
 ) -> Decision:
     """End the pods, and then set the condition Suspended. The job later continues in a new attempt, which does not
     count as a restart.
@@ -74,7 +74,7 @@ def suspended(
     pods: the pods of all attempts. evicted: a pod whose Workload was deactivated.
     """
     suspend, old = draft.job.run_policy.suspend, draft.job.status
-    attempt, reason = old.current_attempt, _running_reason(old)
+    attempt, reason = draft.job.attempt, _running_reason(old)
     deactivated = not suspend and (
         reason == Reason.WORKLOAD_DEACTIVATED or (evicted is not None and reason != Reason.SUSPENDING)
     )
@@ -87,21 +87,24 @@ def suspended(
     if pods:
         names_of_pods = {pod.name for pod in pods}
         names = describe_ending(pods)
-        message = f"{why}: attempt {attempt} waits until {names} ended: checkpoints are uploaded first"
+        message = f"{why}: attempt {attempt} waits until {names} ended: pods first upload checkpoints"
         meanwhile = Reason.WORKLOAD_DEACTIVATED if deactivated else Reason.SUSPENDING
         draft.set(ConditionType.RUNNING, False, meanwhile, message)
         # Delete the stages in reverse order. The chief can save only while its parameter servers run.
-        stages = (names_of_pods.intersection(stage) for stage in reversed(expected.stages))
-        return Decision(draft.status(), pods=Pods(end=frozenset(next(filter(None, stages), names_of_pods))))
+        stages = (names_of_pods.intersection(stage) for stage in reversed(shape.stage_names))
+        return Decision(
+            draft.status(), pods=PodChanges(end=frozenset(next(filter(None, stages), names_of_pods)))
+        )
     if is_suspending(old):
         attempt += 1
-        next_attempt(draft, expected, pods, cause=None)
+        next_attempt(draft, shape, pods, cause=None)
     # The message names the attempt, so that each suspension produces its own event.
     message = f"{why}; attempt {attempt} is next"
     if deactivated:
         message += (
-            ": it is queued once the job is resumed (dtj resume, or runPolicy.suspend: true, then false)"
+            ": Kueue queues it after you resume the job (dtj resume, or set runPolicy.suspend to true, then "
         )
+        "to false)"
     draft.set(ConditionType.RUNNING, False, Reason.JOB_SUSPENDED, message)
     draft.set(ConditionType.SUSPENDED, True, after, message)
     status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
@@ -115,15 +118,15 @@ def _deactivated(draft: Draft) -> str:
 
 
 def _running_reason(status: JobStatus) -> str | None:
-    running = status.condition(ConditionType.RUNNING)
+    running = status.conditions.by_type.get(ConditionType.RUNNING)
     return running.reason if running is not None else None
 
 
-def resumed(draft: Draft, expected: Expected) -> Decision:
+def resumed(draft: Draft, shape: Shape) -> Decision:
     """Resume the job. All replicas, including replicas added during the suspension, start in the same attempt."""
     attempt = draft.job.status.attempt
-    if expected.restarts_with is not None and attempt > 1:
-        draft.replica_attempts = in_attempt(draft.job, expected.attempts, attempt)
+    if shape.restarts_with is not None and attempt > 1:
+        draft.replica_attempts = in_attempt(draft.job, shape.attempts, attempt)
     message = f"runPolicy.suspend is false: attempt {attempt} begins"
     chosen, known = own_checkpoint(draft.job), draft.resumed_from
     # Go back once for each value of `resumeUri`: a queue also suspends and resumes the job.
@@ -142,3 +145,66 @@ def own_checkpoint(job: AnyJob) -> str | None:
     uri, prefix = job.spec.artifacts.resume_uri or "", f"{job.artifacts_uri}/{contract.CHECKPOINTS}/"
     folder = uri.removeprefix(prefix).removesuffix("/")
     return uri if uri.startswith(prefix) and folder and "/" not in folder else None
+
+
+# Waits of a job in a queue or for gang scheduling, which places all pods together or none.
+
+_UNPLACED = (Reason.UNSCHEDULABLE, GATED)
+_KUEUE_PREFIX = "kueue.x-k8s.io/"
+
+
+def is_queued(job: AnyJob, shape: Shape, pods: Sequence[PodView]) -> bool:
+    """Return whether the job waits in a queue. The deadlines of such a job do not run, as for a Kubernetes Job that
+    Kueue suspends.
+
+    Pods that are admitted one by one hold quota while others wait. The deadlines then run from the first admission,
+    so that startDeadlineSeconds ends a job that holds only a part of its quota.
+    """
+    needed = [pod for pod in pods if pod.name in shape.needed]
+    gated = [pod for pod in needed if is_gated(pod)]
+    if job.run_policy.scheduling_policy.gang is Gang.KUEUE or not gated:
+        return bool(gated)
+    return len(gated) == len(needed) and job.status.all_running_time is None
+
+
+def group_wait(
+    job: AnyJob, shape: Shape, pods: Sequence[PodView], why: tuple[str, str] | None
+) -> tuple[str, str] | None:
+    """Return the reason and message of a wait in a queue or for gang scheduling, or `why`, any other obstacle."""
+    if why is not None and why[0] not in _UNPLACED:
+        return why
+    policy = job.run_policy.scheduling_policy
+    gated = [pod for pod in pods if pod.name in shape.needed and is_gated(pod)]
+    if gated and (policy.gang is Gang.KUEUE or (why is not None and why[0] == GATED)):
+        return Reason.QUEUED, _queue_wait(job, shape, min(gated, key=lambda pod: (pod.role, pod.index)))
+    unplaced = any(pod.name in shape.first and not pod.scheduled for pod in pods)
+    if policy.gang in (Gang.NONE, Gang.KUEUE) or not unplaced:
+        return why
+    queue = f", queue {policy.queue}" if policy.queue else ""
+    message = f"waits until {policy.gang} places its {len(shape.first)} pods together{queue}"
+    return Reason.QUEUED, message + (f"; {why[1]}" if why else "")
+
+
+def _show(workload: str | None) -> str:
+    return f"kubectl describe workload {workload}" if workload else "kubectl get workloads"
+
+
+def _queue_wait(job: AnyJob, shape: Shape, pod: PodView) -> str:
+    """Describe the wait of a pod that a scheduling gate holds, with the command that shows more."""
+    policy = job.run_policy.scheduling_policy
+    if policy.gang is Gang.KUEUE:
+        return (
+            f"waits for quota in queue {policy.queue}: Kueue holds the pods of attempt "
+            f"{max(shape.attempts.values())} until it admits all of them; if this lasts, the queue may not exist, "
+            "or its quota may be smaller than the job: "
+            f"{_show(shape.workload)} --namespace {job.namespace}"
+        )
+    if pod.queue is None and not any(gate.startswith(_KUEUE_PREFIX) for gate in pod.gates):
+        return f"the scheduling gate {', '.join(pod.gates) or 'of unknown name'} holds {pod.name}"
+    queue = f"queue {pod.queue}" if pod.queue else "a queue, and its pods name none"
+    return (
+        f"waits for quota in {queue}: Kueue admits the pods of this job one by one, so that the job may hold a part "
+        "of what it needs; with runPolicy.schedulingPolicy.gang: Kueue, Kueue admits all of them or none; if this "
+        "lasts, the queue may not exist, or its quota may be too small: "
+        f"kubectl get workloads --namespace {job.namespace}"
+    )

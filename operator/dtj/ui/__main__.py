@@ -1,4 +1,7 @@
-"""Serve the page: the program of `dtj ui`."""
+"""The program of `dtj ui`: serves the page on loopback until Ctrl-C or SIGTERM.
+
+`dtj.cli.ui` starts it as `python -m dtj.ui`.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ import uvicorn
 from dtj.api.errors import DtjError
 from dtj.client import Client
 from dtj.ui.app import application
-from dtj.ui.sources import BucketSources, ClusterSources, Sources
+from dtj.ui.sources import BucketSources, ClusterSources, JobSources
 
 _HOST = "127.0.0.1"
 _GRACE_SECONDS = 2
 _EXIT_BY_DTJ_ERROR = "dtj ui: {}"
 
 
-class Server(uvicorn.Server):
-    """Tells its address once it answers."""
+class PageServer(uvicorn.Server):
+    """A server that prints its address as soon as it answers."""
 
     def __init__(self, config: uvicorn.Config, address: str, *, browser: bool) -> None:
         super().__init__(config)
@@ -41,7 +44,7 @@ class Server(uvicorn.Server):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve as the command line says, until Ctrl-C or SIGTERM."""
+    """Serve the page with the options of the command line."""
     options = _options(arguments)
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, _end)
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             port, token = listening.getsockname()[1], secrets.token_urlsafe(32)
             config = uvicorn.Config(
                 application(sources, token=token, port=port),
-                # httptools, which uvicorn takes where it is installed, reads headers of any size.
+                # Use h11, which limits the size of headers. uvicorn would prefer httptools, which has no limit.
                 http="h11",
                 ws="none",
                 lifespan="off",
@@ -60,22 +63,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 proxy_headers=False,
                 timeout_graceful_shutdown=_GRACE_SECONDS,
             )
-            # The fragment never leaves the browser: neither a log nor the header Referer has the token.
+            # Pass the token in the fragment of the URL: a browser does not send the fragment, so no log and no
+            # Referer header contains the token.
             address = f"http://{_HOST}:{port}/#token={token}"
-            Server(config, address, browser=options.browser).run(sockets=[listening])
+            PageServer(config, address, browser=options.browser).run(sockets=[listening])
     except DtjError as error:
         print(_EXIT_BY_DTJ_ERROR.format(error.message), file=sys.stderr)
         if error.remedy:
             print(f"     {error.remedy}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
-        print(f"dtj ui: --port={options.port} can't be listened on: {error.strerror}", file=sys.stderr)
+        print(f"dtj ui: can't listen on --port={options.port}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
 
 
 @contextmanager
-def _sources(options: argparse.Namespace) -> Iterator[Sources]:
-    """Yield where the page finds jobs: a named history does without a cluster. Raises DtjError."""
+def _sources(options: argparse.Namespace) -> Iterator[JobSources]:
+    """Yield the sources of the page. A history that the user named needs no cluster. Raises DtjError."""
     if options.local:
         from dtj.local.runs import home
         from dtj.ui.machine_sources import MachineSources
@@ -84,7 +88,7 @@ def _sources(options: argparse.Namespace) -> Iterator[Sources]:
             yield machine
         return
     with ExitStack() as stack:
-        sources: Sources
+        sources: JobSources
         try:
             client = stack.enter_context(Client(namespace=options.namespace, context=options.context))
             sources = ClusterSources(client, options.context, options.history)
@@ -92,7 +96,7 @@ def _sources(options: argparse.Namespace) -> Iterator[Sources]:
             sources = BucketSources(options.history, options.namespace)
             if options.context or not sources.history:
                 raise
-            told = f"the page shows the past jobs of {sources.history} alone: {error.message}"
+            told = f"the page shows only the past jobs of {sources.history}: {error.message}"
             print(f"dtj ui: {told}", file=sys.stderr)
         yield sources
 

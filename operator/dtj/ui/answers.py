@@ -1,4 +1,7 @@
-"""What the API of the page answers. The SDK's types stand in it where there are some."""
+"""The answers of the page's API, as JSON. Types of the SDK and of the job's status are fields as they are.
+
+The routes in `jobs`, `artifacts`, `ranks` and `reports` return them; operator/page/src/api.ts reads them.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,23 @@ from pydantic.alias_generators import to_camel
 from dtj.api.status import Failure, ProgressStatus
 
 
-class Answer(BaseModel):
+class ApiAnswer(BaseModel):
     """JSON with names as Kubernetes writes them."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
 
 
-class About(Answer):
-    """Where the page's jobs are."""
+class About(ApiAnswer):
+    """The source of the page's jobs."""
 
     version: str
-    """Of dtj."""
+    """The version of dtj."""
     place: str
     """`cluster`, `bucket` (the history of a bucket alone) or `machine` (the jobs of `dtj run`)."""
     namespace: str | None
-    """The namespace of the jobs, in which new ones are made unless they name one; null: all namespaces."""
+    """The namespace of the listed jobs, and of a new job that names none; null: all namespaces."""
     context: str | None
-    """Of the kubeconfig; null: the current one, or none."""
+    """The context of the kubeconfig; null: the current one, or none."""
     history: str | None
     """The `artifacts.uri` that the user named for the jobs of the past."""
     changes: bool
@@ -34,24 +37,24 @@ class About(Answer):
     strategies: list[str]
 
 
-class JobRow(Answer):
+class JobRow(ApiAnswer):
     """A job in the list."""
 
     namespace: str
     name: str
     uid: str
     phase: str
-    """As in the status; `Deleting` after the request to delete the job; `New` before the operator has seen it;
-    `Unknown` if the job is gone and its end was not recorded."""
+    """The phase in the status; `Deleting` after the request to delete the job; `New` before the operator has seen the
+    job; `Unknown` if the job is deleted and its end was not recorded."""
     state: str
-    """As in the status: the phase, or in its place the lasting condition that a person must know; or `Deleting`,
-    `New` or `Unknown` as in `phase`."""
+    """The state in the status: the phase, or instead a word for a lasting problem; or `Deleting`, `New` or `Unknown`
+    as in `phase`."""
     reason: str | None
-    """Why the job is in this state, in one line; null where the state says all."""
+    """The reason of the state, in one line; null where the state needs none."""
     gpus: int | None
-    """Accelerators that the job asks for, over all replicas; null for none, or if the record does not say."""
+    """The number of accelerators that all replicas request; null for none, or if the record has no number."""
     sentence: str
-    """The state in the words of a person."""
+    """The state of the job in one sentence."""
     strategy: str | None
     workers: int | None
     attempt: int
@@ -61,15 +64,15 @@ class JobRow(Answer):
     ended: str | None
     """RFC 3339, UTC; null while the job has not ended."""
     suspended: bool
-    """Whether the spec asks for the suspension."""
+    """Whether spec.runPolicy.suspend is true."""
     arguments: dict[str, str]
     """Options of the program's command line by name."""
     progress: ProgressStatus | None
     past: bool
-    """Whether the cluster no longer has the job: all is as the bucket recorded it."""
+    """Whether the cluster no longer has the job. The bucket then has the record that the row shows."""
 
 
-class PodRow(Answer):
+class PodRow(ApiAnswer):
     """A pod of a job."""
 
     name: str
@@ -81,7 +84,7 @@ class PodRow(Answer):
     attempt: int
 
 
-class EventRow(Answer):
+class EventRow(ApiAnswer):
     """An event of a job or of one of its pods."""
 
     time: str | None
@@ -92,26 +95,26 @@ class EventRow(Answer):
     object: str
 
 
-class Line(Answer):
-    """A line of a command's equivalent of a button."""
+class ShellCommand(ApiAnswer):
+    """The command of a shell that does what a button of the page does."""
 
     action: str
     """Name of the action, as in the path of its request."""
     command: str
-    """What does the same in a shell."""
+    """The command line."""
 
 
-class JobView(Answer):
-    """All about one job but its curves, logs and artifacts."""
+class JobView(ApiAnswer):
+    """One job, without its curves, logs and artifacts."""
 
     row: JobRow
     note: str | None
-    """Where all of it was read, if not on the cluster."""
+    """A sentence about the source, if that is not the cluster."""
     failure: Failure | None
     conditions: list[dict[str, Any]]
     pods: list[PodRow]
     more_pods: int
-    """Pods that the list leaves out."""
+    """The number of pods that the list leaves out."""
     events: list[EventRow]
     artifacts: dict[str, Any] | None
     """`status.artifacts`."""
@@ -120,13 +123,13 @@ class JobView(Answer):
     code: str | None
     """The digest of `spec.code`, and its commit; null if the program is in the image."""
     spec: dict[str, Any]
-    """Secrets masked."""
+    """The spec of the job, with secrets masked."""
     yaml: str
-    """The job as one would write it: without status and what the API server sets, secrets masked."""
-    commands: list[Line]
+    """The job file: without the status and the fields that the API server sets, and with secrets masked."""
+    commands: list[ShellCommand]
 
 
-class LogAnswer(Answer):
+class LogAnswer(ApiAnswer):
     """Lines of a job's output."""
 
     sources: list[str]
@@ -136,14 +139,14 @@ class LogAnswer(Answer):
     """Whether lines are left out."""
 
 
-class Artifact(Answer):
+class Artifact(ApiAnswer):
     """A file in the job's bucket."""
 
     key: str
     size: int
 
 
-class FaultRow(Answer):
+class FaultRow(ApiAnswer):
     """A fault of a job file."""
 
     line: int
@@ -151,20 +154,20 @@ class FaultRow(Answer):
     message: str
 
 
-class Checked(Answer):
-    """What `dtj validate` says of a job file."""
+class ValidationAnswer(ApiAnswer):
+    """The result of `dtj validate` for a job file."""
 
     faults: list[FaultRow]
     sentence: str
 
 
-class Done(Answer):
-    """What an action did."""
+class Done(ApiAnswer):
+    """The result of an action, in one sentence."""
 
     message: str
 
 
-class Written(Answer):
+class JobFileAnswer(ApiAnswer):
     """A job file."""
 
     text: str

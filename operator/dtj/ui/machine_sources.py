@@ -1,4 +1,4 @@
-"""The sources of the page for the jobs of `dtj run` on this machine."""
+"""The sources of the page for the jobs of `dtj run` on this machine. `__main__` imports it only for `--local`."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from dtj.api.errors import NotFound
-from dtj.cli.local_place import LocalPlace, local_jobs
 from dtj.client import Artifacts, History
 from dtj.local.object_store import OpenStore, open_store
 from dtj.local.runs import Run, Runs
-from dtj.ui.sources import Kind, place_in
+from dtj.ui.sources import SourceKind, place_in
+from dtj.views.local_place import LocalPlace, local_jobs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dtj.cli.places import Place
     from dtj.client import DistributedTrainingJob, PastJob
     from dtj.client.history_query import HistoryQuery
+    from dtj.views.places import Place
 
 
 class MachineSources:
-    """Implements `dtj.ui.sources.Sources`.
+    """Implements `dtj.ui.sources.JobSources`.
 
     The present jobs are the last runs of their names. The jobs of the past are the earlier runs, which left their
     artifacts in the embedded store. The store is started for the first job whose artifacts are asked for, and runs
     until `close`.
     """
 
-    kind = Kind.MACHINE
+    kind = SourceKind.MACHINE
     context = None
     history = None
     client = None
@@ -100,7 +100,8 @@ class MachineSources:
             return
         with open_store(self._home, []) as store:
             self._keep()
-            # The store has another port at each start: a file of the cache would serve once.
+            # Keep no cache of the history on the disk: the store has another port at each start, and the cache is by
+            # URL.
             yield [History(uri, store.environment, keep=False) for uri in sorted(uris)]
 
     def _keep(self) -> None:
@@ -110,7 +111,7 @@ class MachineSources:
 
 
 class _KeptPlace(LocalPlace):
-    """A run whose embedded store runs on after its artifacts were read: the next request is then quick."""
+    """A run whose embedded store keeps running after a read of artifacts, so that the next request is fast."""
 
     def __init__(self, run: Run, home: Path, keep: Callable[[], None]) -> None:
         super().__init__(run, home)
@@ -131,4 +132,4 @@ def _embedded_uri(run: Run) -> str | None:
         artifacts = run.job.spec.artifacts
         return artifacts.uri.rstrip("/") if artifacts and run.embedded_store else None
     except NotFound:
-        return None  # A new run of the name is about to begin.
+        return None  # The files are missing, because a new run of the name is about to begin.

@@ -1,31 +1,178 @@
-"""Routes of reports: jobs compared by `dtj report`, and a job as one HTML file."""
+"""Routes of reports: jobs compared as by `dtj report`, and a job as one HTML file.
+
+`dtj.report` makes the report, and `dtj.views.runs` reads the runs.
+"""
 
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Annotated
+import re
+import shlex
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from dtj.api.errors import Unusable
-from dtj.cli.report_sources import run_of
-from dtj.cli.run_pages import file_name, page_of
+from dtj.api.errors import DtjError, Unusable
+from dtj.api.masking import masked
 from dtj.report import html
+from dtj.report.cost import read_price
 from dtj.report.documents import alternative, as_html
+from dtj.report.pictures import pictures_of
+from dtj.report.report import Report, make_report
 from dtj.report.tables import tables_of
-from dtj.ui.answers import Answer
-from dtj.ui.comparing import MOST_JOBS, Wishes, compared, drawn, job_words
-from dtj.ui.metrics_of_jobs import MOST_BYTES
+from dtj.ui.answers import ApiAnswer
+from dtj.ui.artifacts import MOST_BYTES
+from dtj.views.bucket_place import BucketPlace
+from dtj.views.runs import file_name, page_of, run_of
 
 if TYPE_CHECKING:
-    from dtj.ui.sources import Sources
+    from dtj.report.run import Run
+    from dtj.ui.sources import JobSources
+    from dtj.views.places import Place
+
+
+MOST_JOBS = 20
+_AT_ONCE = 4
+"""The largest number of jobs whose metrics are read at one time."""
+_WORD = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
+_UID = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]{0,126}[A-Za-z0-9])?", re.ASCII)
+_DRAWING = threading.Lock()
+"""matplotlib draws for one thread at a time."""
+
+
+class JobWord(NamedTuple):
+    """A job as the query of a request names it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """The options of `dtj report`."""
+
+    baseline: str | None
+    group_by: Sequence[str]
+    price: str | None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The report of some jobs."""
+
+    report: Report
+    left_out: Mapping[str, str]
+    """The reason for which a job is not in the report, by label."""
+    command: str
+
+
+def job_words(words: Sequence[str]) -> list[JobWord]:
+    """Read `NAMESPACE/NAME` or `NAMESPACE/NAME/UID` of each job. Raises Unusable, also for too many jobs."""
+    distinct = list(dict.fromkeys(words))
+    if not 1 <= len(distinct) <= MOST_JOBS:
+        raise Unusable(f"{len(distinct)} jobs can't be compared", f"give 1 to {MOST_JOBS} jobs")
+    return [_job_word(word) for word in distinct]
+
+
+def _job_word(word: str) -> JobWord:
+    namespace, slash, rest = word.partition("/")
+    name, _, uid = rest.partition("/")
+    fits = slash and _WORD.fullmatch(namespace) and _WORD.fullmatch(name) and (not uid or _UID.fullmatch(uid))
+    if not fits:
+        raise Unusable(
+            f"{word[:100]!r} does not name a job", "give NAMESPACE/NAME, or NAMESPACE/NAME/UID of a past job"
+        )
+    return JobWord(namespace, name, uid)
+
+
+def compared(sources: JobSources, jobs: Sequence[JobWord], wishes: ReportOptions) -> Compared:
+    """Return the report of several jobs, without the values of options whose names look secret.
+
+    A job whose metrics are missing or larger than MOST_BYTES is in `left_out`. Raises DtjError.
+    """
+    price = read_price(wishes.price) if wishes.price else None
+    labels = _labels(jobs)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        places = list(pool.map(lambda job: sources.find(*job), jobs))
+        found = list(pool.map(_run_or_fault, places, labels))
+    runs = [each for each in found if not isinstance(each, DtjError)]
+    left_out = {
+        label: each.message for label, each in zip(labels, found, strict=True) if isinstance(each, DtjError)
+    }
+    report = make_report(runs, group_by=wishes.group_by, baseline=wishes.baseline or None, price=price)
+    return Compared(report, left_out, _command(places, jobs, labels, wishes, sources.words))
+
+
+def drawn(report: Report) -> dict[str, bytes]:
+    """Return the pictures of a report by file name. Raises Unusable if matplotlib is not installed."""
+    with _DRAWING:
+        return pictures_of(report)
+
+
+def _run_or_fault(place: Place, label: str) -> Run | DtjError:
+    try:
+        run = run_of(place, label, most=MOST_BYTES)
+    except DtjError as error:
+        return error
+    return replace(run, job=None if run.job is None else masked(run.job))
+
+
+def _labels(jobs: Sequence[JobWord]) -> list[str]:
+    """Return the shortest name of each job that no other job has."""
+    by_name = Counter(job.name for job in jobs)
+    by_both = Counter(job[:2] for job in jobs)
+
+    def label(job: JobWord) -> str:
+        if by_name[job.name] == 1:
+            return job.name
+        full = f"{job.namespace}/{job.name}"
+        return f"{full} ({job.uid[:8] or 'present'})" if by_both[job[:2]] > 1 else full
+
+    return [label(job) for job in jobs]
+
+
+def _command(
+    places: Sequence[Place],
+    jobs: Sequence[JobWord],
+    labels: Sequence[str],
+    wishes: ReportOptions,
+    options_of: Callable[[str | None], list[str]],
+) -> str:
+    """Return the command of a shell. A name stands for a present job of one namespace, a prefix for every other."""
+    present = [job for job, place in zip(jobs, places, strict=True) if not isinstance(place, BucketPlace)]
+    namespace = present[0].namespace if present else None
+    words = dict(zip(labels, _words(places, jobs, namespace), strict=True))
+    baseline = words.get(wishes.baseline or "", wishes.baseline)
+    if baseline and baseline.startswith("s3://"):
+        baseline = baseline.rpartition("/")[2]
+    options = [("--baseline", baseline), *(("--group-by", each) for each in wishes.group_by)]
+    options += [("--price", wishes.price), ("--format", "html")]
+    given = [word for name, value in options if value for word in (name, value)]
+    return shlex.join(["dtj", "report", *words.values(), *given, *options_of(namespace)])
+
+
+def _words(places: Sequence[Place], jobs: Sequence[JobWord], namespace: str | None) -> Iterator[str]:
+    for place, job in zip(places, jobs, strict=True):
+        if isinstance(place, BucketPlace):
+            yield place.past.uri
+        elif job.namespace == namespace:
+            yield job.name
+        else:
+            yield place.job().artifacts_uri or job.name
+
 
 _MOST_FIELDS = 10
 _LONGEST = 300
 _FILE = {
-    # The file has no script. Where a browser shows it nevertheless at this server's address, it may do nothing.
+    # The file has no script. Forbid scripts anyway, in case a browser shows the file at this server's address.
     "Content-Security-Policy": f"sandbox; {html.POLICY}",
     "X-Content-Type-Options": "nosniff",
 }
@@ -42,7 +189,7 @@ GroupBy = Annotated[
 Price = Annotated[str, Query(max_length=_LONGEST, description="Of pods per hour, as for `dtj report`.")]
 
 
-class ReportTable(Answer):
+class ReportTable(ApiAnswer):
     """A table of `dtj report`. The first cell of a row is the name of the row."""
 
     title: str
@@ -50,48 +197,48 @@ class ReportTable(Answer):
     rows: list[list[str]]
 
 
-class ReportPicture(Answer):
+class ReportPicture(ApiAnswer):
     """A picture of `dtj report`."""
 
     name: str
-    """Of its file."""
+    """The name of the picture's file."""
     alternative: str
-    """What it shows, in words."""
+    """The picture in words."""
     png: str
-    """Its content in base64."""
+    """The content of the file in base64."""
 
 
-class LeftOut(Answer):
+class LeftOutJob(ApiAnswer):
     """A job that is not in the report."""
 
     job: str
     reason: str
 
 
-class ReportAnswer(Answer):
-    """What `dtj report` says of jobs."""
+class ReportAnswer(ApiAnswer):
+    """The report of several jobs, as `dtj report` makes it."""
 
     tables: list[ReportTable]
     notes: list[str]
     pictures: list[ReportPicture]
     no_pictures: str | None
-    """Why there are no pictures, and what helps."""
-    left_out: list[LeftOut]
+    """The reason for which there are no pictures, and a remedy."""
+    left_out: list[LeftOutJob]
     baselines: list[str]
     """The runs and groups with which the others can be compared."""
     command: str
-    """What makes the same report in a shell."""
+    """The command of a shell that makes the same report."""
 
 
-class PastOptions(Answer):
+class PastOptions(ApiAnswer):
     """The options of the program's command line of a past job."""
 
     uid: str
     arguments: dict[str, str]
 
 
-def router(sources: Sources) -> APIRouter:
-    """Return the routes. Each runs in a thread, for the client blocks."""
+def router(sources: JobSources) -> APIRouter:
+    """Return the routes. Each one runs in a thread, because the client blocks."""
     routes = APIRouter(tags=["Reports"])
 
     @routes.get("/report")
@@ -99,7 +246,7 @@ def router(sources: Sources) -> APIRouter:
         jobs: Jobs, group_by: GroupBy = (), baseline: Baseline = "", price: Price = ""
     ) -> ReportAnswer:
         """Compare jobs as `dtj report` does. Jobs without metrics are left out."""
-        found = compared(sources, job_words(jobs), Wishes(baseline, group_by, price))
+        found = compared(sources, job_words(jobs), ReportOptions(baseline, group_by, price))
         entries = [*found.report.runs, *found.report.groups]
         pictures, no_pictures = {}, None
         try:
@@ -120,7 +267,7 @@ def router(sources: Sources) -> APIRouter:
                 for name, content in pictures.items()
             ],
             no_pictures=no_pictures,
-            left_out=[LeftOut(job=job, reason=reason) for job, reason in found.left_out.items()],
+            left_out=[LeftOutJob(job=job, reason=reason) for job, reason in found.left_out.items()],
             baselines=[entry.label for entry in entries],
             command=found.command,
         )
@@ -130,7 +277,7 @@ def router(sources: Sources) -> APIRouter:
         jobs: Jobs, group_by: GroupBy = (), baseline: Baseline = "", price: Price = ""
     ) -> HTMLResponse:
         """Send the report of jobs as one HTML file."""
-        found = compared(sources, job_words(jobs), Wishes(baseline, group_by, price))
+        found = compared(sources, job_words(jobs), ReportOptions(baseline, group_by, price))
         return _sent(as_html(found.report, drawn(found.report)), "report.html")
 
     @routes.get("/jobs/{namespace}/{name}/page.html", response_class=HTMLResponse)

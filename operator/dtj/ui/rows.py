@@ -1,4 +1,7 @@
-"""Jobs as the answers of the API. All functions are pure."""
+"""Makes the answers of the API about jobs. Only `view_of` reads: the place of a job.
+
+`dtj.views` has the sentences. The routes are in `jobs`.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,16 @@ import re
 import shlex
 from collections.abc import Callable
 
-from dtj.api.masking import written_job
-from dtj.api.program_words import options_of
+from dtj.api.masking import options_of, written_job
 from dtj.api.yaml_text import dump
-from dtj.cli.bucket_place import BucketPlace
-from dtj.cli.places import Place
-from dtj.cli.replica_state import replica_state
-from dtj.cli.sentences import sentence_of
-from dtj.cli.status_view import code_of_job, ranks_of
 from dtj.client import DistributedTrainingJob, JobEvent, PastJob, Resume
 from dtj.client.past_job import written
 from dtj.status.state import shown_state
-from dtj.ui.answers import EventRow, JobRow, JobView, Line, PodRow
+from dtj.ui.answers import EventRow, JobRow, JobView, PodRow, ShellCommand
+from dtj.views.bucket_place import BucketPlace
+from dtj.views.places import Place
+from dtj.views.replicas import code_of_job, ranks_of, replica_state
+from dtj.views.sentences import sentence_of
 from dtj_trainer import contract
 
 _MOST_PODS = 200
@@ -79,18 +80,18 @@ def past_row(past: PastJob) -> JobRow:
 
 
 def view_of(place: Place, words: Callable[[str | None], list[str]], *, changes: bool) -> JobView:
-    """Return all about a job but its curves, logs and artifacts. Raises DtjError.
+    """Return a job, without its curves, logs and artifacts. Raises DtjError.
 
-    words: see `dtj.ui.sources.Sources.words`. changes: whether the page can change the job.
+    words: see `dtj.ui.sources.JobSources.words`. changes: whether the page can change the job.
     """
     job, pods, events = place.job(), place.pods(), place.events()
     past = place.past if isinstance(place, BucketPlace) else None
     row = row_of(job)
     if past:
         kept = past_row(past)
-        told = {"phase": kept.phase, "state": kept.state, "reason": kept.reason}
+        shown = {"phase": kept.phase, "state": kept.state, "reason": kept.reason}
         row = row.model_copy(
-            update={**told, "sentence": past.state or row.sentence, "uid": past.uid, "past": True}
+            update={**shown, "sentence": past.state or row.sentence, "uid": past.uid, "past": True}
         )
     manifest = job.to_manifest()
     status = manifest.get("status", {})
@@ -107,7 +108,7 @@ def view_of(place: Place, words: Callable[[str | None], list[str]], *, changes: 
                 index=pod.index,
                 ranks=ranks_of(job, pod),
                 node=pod.node,
-                state=replica_state(pod).plain,
+                state=replica_state(pod).words,
                 attempt=pod.attempt,
             )
             for pod in pods[:_MOST_PODS]
@@ -164,13 +165,13 @@ def _next_name(name: str) -> str:
 
 def commands_of(
     job: DistributedTrainingJob, past: str | None, words: Callable[[str | None], list[str]], *, changes: bool
-) -> list[Line]:
+) -> list[ShellCommand]:
     """Return the commands of a shell that do what the buttons do. past: the prefix of a job that is gone."""
     where = words(None if past else job.namespace)
     name = past or job.name
 
-    def line(action: str, *command: str) -> Line:
-        return Line(action=action, command=shlex.join(["dtj", *command, *where]))
+    def line(action: str, *command: str) -> ShellCommand:
+        return ShellCommand(action=action, command=shlex.join(["dtj", *command, *where]))
 
     lines = [line("logs", "logs", name), line("status", "status", name)]
     lines.append(line("page", "report", name, "--format", "page"))

@@ -1,4 +1,7 @@
-"""Where the page finds jobs: on the cluster of the user, in the history of a bucket, or on this machine."""
+"""The sources of the page's jobs: the cluster of the user, and the history of a bucket.
+
+`__main__` chooses one for the whole life of the page. `machine_sources` has the runs of this machine.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,21 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from dtj.api.errors import DtjError, NotFound
-from dtj.cli.bucket_place import BucketPlace
-from dtj.cli.past_place import Cluster, ask_client, named_history, open_history
-from dtj.cli.places import ClusterPlace
 from dtj.client.history_query import HistoryQuery
+from dtj.views.bucket_place import BucketPlace
+from dtj.views.histories import PresentJobs, jobs_of_client, named_history, open_history
+from dtj.views.places import ClusterPlace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dtj.cli.places import Place
     from dtj.client import Client, DistributedTrainingJob, PastJob
     from dtj.client.history import History
+    from dtj.views.places import Place
 
 
-class Kind(StrEnum):
-    """What the sources of a page are."""
+class SourceKind(StrEnum):
+    """The kinds of sources."""
 
     CLUSTER = "cluster"
     """The cluster of the user, and the history of a bucket."""
@@ -31,12 +34,12 @@ class Kind(StrEnum):
     """The runs of this machine, and their embedded store."""
 
 
-class Sources(Protocol):
-    """Where the page finds jobs. The methods block, and raise DtjError."""
+class JobSources(Protocol):
+    """Finds the jobs of the page. The methods block, and raise DtjError."""
 
     @property
-    def kind(self) -> Kind:
-        """Return what the sources are."""
+    def kind(self) -> SourceKind:
+        """Return the kind of the sources."""
 
     @property
     def namespace(self) -> str | None:
@@ -52,7 +55,7 @@ class Sources(Protocol):
 
     @property
     def client(self) -> Client | None:
-        """Return what changes jobs; None where the page changes nothing."""
+        """Return the client that changes jobs; None: the page changes nothing."""
 
     def present(self, *, all_namespaces: bool) -> Sequence[DistributedTrainingJob]:
         """Return the jobs that are not of the past, of the namespace or of all namespaces."""
@@ -76,7 +79,7 @@ class Sources(Protocol):
 class BucketSources:
     """Implements `Sources` for the history of a bucket."""
 
-    kind = Kind.BUCKET
+    kind = SourceKind.BUCKET
     context: str | None = None
     client: Client | None = None
 
@@ -92,9 +95,9 @@ class BucketSources:
 
     def past(self, query: HistoryQuery, limit: int) -> Sequence[PastJob]:
         """See `Sources.past`."""
-        cluster = self._cluster(everywhere=True)
-        with open_history(self.history, cluster) as history:
-            found = history.jobs(query, limit=limit, present=cluster.jobs)
+        present = self._present(everywhere=True)
+        with open_history(self.history, present) as history:
+            found = history.jobs(query, limit=limit, present=present.jobs)
         return [job for job in found if job.present is None]
 
     def past_options(self, limit: int) -> dict[str, dict[str, str]]:
@@ -112,19 +115,19 @@ class BucketSources:
         return ["-n", namespace] if namespace else []
 
     def _opened(self) -> History:
-        """Open the history. Only where nobody named one, the present jobs of the namespace are asked for theirs."""
-        return open_history(self.history, Cluster() if self.history else self._cluster(everywhere=False))
+        """Open the history that the user named, or else the one of the namespace's jobs in the cluster."""
+        return open_history(self.history, PresentJobs() if self.history else self._present(everywhere=False))
 
-    def _cluster(self, *, everywhere: bool) -> Cluster:
-        """Return what the cluster answers about its present jobs."""
+    def _present(self, *, everywhere: bool) -> PresentJobs:
+        """Return the present jobs of the cluster."""
         del everywhere
-        return Cluster()
+        return PresentJobs()
 
 
 class ClusterSources(BucketSources):
     """Implements `Sources` for the cluster of the user, and the history of a bucket."""
 
-    kind = Kind.CLUSTER
+    kind = SourceKind.CLUSTER
     client: Client
 
     def __init__(self, client: Client, context: str | None, history: str | None) -> None:
@@ -151,15 +154,15 @@ class ClusterSources(BucketSources):
         try:
             return super().find(namespace, name, uid)
         except DtjError:
-            # What the cluster said matters more than a history that is not there.
+            # Raise the error of the cluster, which is more important than that of a missing history.
             raise why from None
 
     def words(self, namespace: str | None) -> list[str]:
         """See `Sources.words`."""
         return ["-n", namespace, *(["--context", self.context] if self.context else [])] if namespace else []
 
-    def _cluster(self, *, everywhere: bool) -> Cluster:
-        return ask_client(self.client, everywhere=everywhere)
+    def _present(self, *, everywhere: bool) -> PresentJobs:
+        return jobs_of_client(self.client, everywhere=everywhere)
 
 
 def place_in(history: History, namespace: str, name: str, uid: str) -> BucketPlace:

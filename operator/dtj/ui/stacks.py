@@ -1,4 +1,7 @@
-"""Stacks of the ranks of a stalled training: where each of them stands, and who stands elsewhere."""
+"""The stacks of the ranks of a stalled training, grouped by the place in the program at which a rank is. Pure.
+
+`ranks` reads the files, which dtj-launch wrote by py-spy.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dtj.ui.answers import Answer
+from dtj.ui.answers import ApiAnswer
 from dtj.ui.usage import order
 
 MOST_FILES = 512
-"""Files of stacks that one answer reads, the newest first."""
+"""The largest number of files that one answer reads, the newest first."""
 MOST_BYTES = 16 << 20
-"""Bytes of them."""
+"""The largest number of bytes of these files."""
 _KEY = re.compile(r"logs/attempt-(\d{1,9})/stacks-([^/]{1,80})-(\d{1,9})\.txt")
 _HEADER = re.compile(r"(?m)^.{1,80} at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+\-:\d]*)$")
 _PROCESS = re.compile(r"(?m)^== process \d+: ")
@@ -26,7 +29,7 @@ _NOT_OF_THE_PROGRAM = {"<module>", "_run_code", "_run_module_as_main"}
 _LONGEST = 300
 
 
-class StackFile(Answer):
+class StackFile(ApiAnswer):
     """The stacks of one rank at one moment."""
 
     file: str
@@ -40,45 +43,45 @@ class StackFile(Answer):
     time: str | None
     """RFC 3339."""
     where: str | None
-    """The innermost frame of the main thread; without a Python stack, what the kernel says of it; null: the file has
-    no stack."""
+    """The innermost frame of the main thread; without a Python stack, the kernel's line about the thread; null: the
+    file has no stack."""
     called_from: str | None
     """The outermost function of the program."""
 
 
-class Group(Answer):
-    """Ranks that stand at the same place."""
+class Group(ApiAnswer):
+    """The ranks that are at the same place in the program."""
 
     where: str | None
     ranks: list[str]
 
 
-class Dump(Answer):
-    """What all ranks did at one moment."""
+class Dump(ApiAnswer):
+    """The stacks of all ranks at one moment."""
 
     attempt: int
     dump: int
     groups: list[Group]
-    """The fewest ranks first: those that stand elsewhere are the ones to look at."""
+    """The smallest group first: its ranks are at another place than the others."""
     files: list[StackFile]
 
 
-class Stacks(Answer):
+class StacksAnswer(ApiAnswer):
     """The stacks in the bucket of a job, the newest first."""
 
     dumps: list[Dump]
     files: int
-    """Files in the bucket."""
+    """The number of files in the bucket."""
     left_out: int
-    """Files that were not read, for there are too many or they have too many bytes."""
+    """The number of files that were not read, because they exceed MOST_FILES or MOST_BYTES."""
 
 
-class StackText(Answer):
+class StackText(ApiAnswer):
     """The content of a file of stacks."""
 
     text: str
     cut: bool
-    """Whether the end is left out."""
+    """Whether the text lacks the end of the file."""
 
 
 class StackKey(NamedTuple):
@@ -91,7 +94,7 @@ class StackKey(NamedTuple):
 
     @classmethod
     def of(cls, key: str) -> StackKey | None:
-        """Return what a key says; None for any other key."""
+        """Read a key of the bucket; None for a key of another kind."""
         found = _KEY.fullmatch(key)
         return cls(int(found[1]), int(found[3]), found[2], key) if found else None
 
@@ -109,15 +112,15 @@ def keys_to_read(sizes: Mapping[str, int]) -> tuple[list[StackKey], int]:
     return chosen, len(found) - len(chosen)
 
 
-def stacks_of(files: Iterable[tuple[StackKey, bytes]], left_out: int, search: str = "") -> Stacks:
-    """Return where the ranks stand. search: only files with this text, in upper or lower case."""
+def stacks_of(files: Iterable[tuple[StackKey, bytes]], left_out: int, search: str = "") -> StacksAnswer:
+    """Group the ranks by their place in the program. search: only files with this text, in upper or lower case."""
     wanted, dumps, count = search.casefold(), dict[tuple[int, int], list[StackFile]](), 0
     for key, content in files:
         count += 1
         text = content.decode(errors="replace")
         if wanted in text.casefold():
             dumps.setdefault((key.attempt, key.dump), []).append(_file(key, text, len(content)))
-    return Stacks(
+    return StacksAnswer(
         dumps=[
             Dump(attempt=attempt, dump=dump, groups=_groups(held), files=held)
             for (attempt, dump), held in dumps.items()

@@ -1,4 +1,7 @@
-"""What each rank of a run used over time, by attempt: the samples that dtj-launch took in its pod."""
+"""The use of resources by each rank of a run: the samples that dtj-launch took in its pod, by rank and attempt. Pure.
+
+`utilisation` shows them, and `outliers` compares ranks.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from dtj.report.numbers import number
-from dtj.report.utilisation import Line, read_lines
+from dtj.report.utilisation import UtilisationLine, read_lines
 
 _KEY = re.compile(r"utilisation/attempt-(\d{1,9})/[^/]+\.jsonl")
 _LONGEST_NAME = 80
-"""Characters of a rank's or a pod's name that are kept: it stands in a line that a program may have written."""
+"""The number of characters that are kept of the name of a rank or a pod. A program may have written the line."""
 _SHORTEST_INTERVAL, _LONGEST_INTERVAL = 0.1, 3600.0
 _FIRST_TIME, _LAST_TIME = 0.0, 7.3e9
 _NUMBERS = re.compile(r"(\d+)")
 
 
-class Sample(NamedTuple):
+class RankSample(NamedTuple):
     """One interval of one rank. A figure is None if it was not measured."""
 
     time: float
@@ -48,8 +51,8 @@ class Stay:
     """The rank, or `<role>-<index>` of a program that is no rank."""
     attempt: int
     pod: str
-    samples: list[Sample] = field(default_factory=list)
-    """In the order of time."""
+    samples: list[RankSample] = field(default_factory=list)
+    """The samples, in the order of time."""
 
     @property
     def began(self) -> float:
@@ -63,16 +66,16 @@ class Stay:
 
 
 @dataclass(frozen=True)
-class Usage:
+class RankUsage:
     """The samples of a run."""
 
     stays: Mapping[str, Sequence[Stay]]
-    """By rank, in the order of ranks; those of a rank in the order of attempts."""
+    """The stays by rank, in the order of ranks. The stays of a rank are in the order of attempts."""
     left_out_lines: int
     """The number of lines that are no samples."""
 
     def attempts(self) -> dict[int, float]:
-        """Return when each attempt began, in seconds since 1970."""
+        """Return the begin of each attempt, in seconds since 1970."""
         began: dict[int, float] = {}
         for stay in (stay for stays in self.stays.values() for stay in stays):
             began[stay.attempt] = min(stay.began, began.get(stay.attempt, stay.began))
@@ -80,12 +83,15 @@ class Usage:
 
 
 def is_lines(key: str) -> bool:
-    """Return whether a key in the bucket is that of a pod's lines."""
+    """Return whether a key in the bucket is that of a file with samples."""
     return _KEY.fullmatch(key) is not None
 
 
-def usage_of(files: Iterable[tuple[str, bytes]]) -> Usage:
-    """Read the files of the pods, by key. Lines that are no samples are counted."""
+def usage_of(files: Iterable[tuple[str, bytes]]) -> RankUsage:
+    """Return the samples in the utilisation files of the pods, and the number of lines that are no samples.
+
+    files: key and content of each file.
+    """
     stays: dict[tuple[str, int], Stay] = {}
     left_out = 0
     for key, content in files:
@@ -109,7 +115,7 @@ def usage_of(files: Iterable[tuple[str, bytes]]) -> Usage:
     for place in sorted(stays, key=lambda place: (order(place[0]), place[1])):
         stays[place].samples.sort(key=lambda sample: sample.time)
         by_rank.setdefault(place[0], []).append(stays[place])
-    return Usage(by_rank, left_out)
+    return RankUsage(by_rank, left_out)
 
 
 def order(name: str) -> list[tuple[int, int, str]]:
@@ -118,13 +124,13 @@ def order(name: str) -> list[tuple[int, int, str]]:
 
 
 def rank_name(rank: str) -> str:
-    """Return what a person calls a rank, or a program that is none."""
+    """Return the name of a rank in a sentence, or of a program that is no rank."""
     return f"rank {rank}" if rank.isdecimal() else rank
 
 
-def _sample(time: float, line: Line, figures: Mapping[str, Any]) -> Sample:
+def _sample(time: float, line: UtilisationLine, figures: Mapping[str, Any]) -> RankSample:
     pss = number(figures.get("pssBytes"))
-    return Sample(
+    return RankSample(
         time,
         line.seconds,
         number(figures.get("cpuCores")),

@@ -1,4 +1,7 @@
-"""Ranks over time as the API answers it: who was there when, how busy, and the curves of some ranks."""
+"""The answer about ranks over time: their attempts, their use of resources by cell, and curves of some ranks. Pure.
+
+`ranks` calls it. `usage` reads the samples, and `outliers` finds the ranks that differ.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,22 @@ from dataclasses import dataclass
 from itertools import chain
 
 from dtj.report.curves import thinned
-from dtj.ui.answers import Answer
-from dtj.ui.conspicuous import Conspicuous, Kind, Lately, conspicuous, lately
-from dtj.ui.usage import Sample, Stay, Usage, order
+from dtj.ui.answers import ApiAnswer
+from dtj.ui.outliers import Kind, Lately, Outliers, lately, outliers_of
+from dtj.ui.usage import RankSample, RankUsage, Stay, order
 
 MOST_CELLS = 120
-"""Intervals of the strip of a rank."""
+"""The largest number of cells, equal intervals of time, of a rank."""
 MOST_ROWS = 64
-"""Ranks in the strip. The conspicuous ones come first."""
+"""The largest number of ranks with cells. Outliers come first."""
 MOST_DRAWN = 8
-"""Ranks whose curves are drawn."""
+"""The largest number of ranks with curves."""
 MOST_POINTS = 240
-"""Points of a rank's curve."""
+"""The largest number of points of a curve."""
 MOST_ATTEMPTS = 100
-"""The newest attempts that are named."""
+"""The largest number of attempts, the newest ones."""
 _SHORTEST_CELL = 5.0
-_MEASURES: Sequence[tuple[str, str, Callable[[Sample], float | None]]] = (
+_MEASURES: Sequence[tuple[str, str, Callable[[RankSample], float | None]]] = (
     ("Processors", "", lambda each: each.cores),
     ("GPUs", "share", lambda each: each.gpu),
     ("Memory", "bytes", lambda each: each.memory),
@@ -33,15 +36,15 @@ _MEASURES: Sequence[tuple[str, str, Callable[[Sample], float | None]]] = (
 )
 
 
-class AttemptStart(Answer):
-    """When the first rank of an attempt began."""
+class AttemptStart(ApiAnswer):
+    """The begin of the first rank of an attempt."""
 
     attempt: int
     time: float
     """Seconds since 1970."""
 
 
-class Stayed(Answer):
+class Stayed(ApiAnswer):
     """One rank in one attempt. Times are in seconds since 1970."""
 
     attempt: int
@@ -50,14 +53,14 @@ class Stayed(Answer):
     ended: float
 
 
-class RankRow(Answer):
-    """The strip of one rank."""
+class RankRow(ApiAnswer):
+    """The cells of one rank."""
 
     rank: str
     """The number, or `<role>-<index>` of a program that is no rank."""
     stays: list[Stayed]
     present: list[bool]
-    """Whether the rank was there, by cell."""
+    """Whether the rank ran, by cell."""
     cores: list[float | None]
     """Processors in use on average, by cell."""
     gpu: list[float | None]
@@ -69,10 +72,10 @@ class RankRow(Answer):
     step_seconds: float | None
     """The mean of its steps, which a program reports at the end of the training."""
     remark: Kind | None
-    """How the rank differs from the others."""
+    """The way in which the rank differs from the others."""
 
 
-class RankCurve(Answer):
+class RankCurve(ApiAnswer):
     """One figure of one rank."""
 
     rank: str
@@ -81,7 +84,7 @@ class RankCurve(Answer):
     values: list[float]
 
 
-class Measure(Answer):
+class Measure(ApiAnswer):
     """One figure of several ranks over time."""
 
     name: str
@@ -90,56 +93,57 @@ class Measure(Answer):
     curves: list[RankCurve]
 
 
-class Utilisation(Answer):
-    """What each rank used over time."""
+class UtilisationAnswer(ApiAnswer):
+    """The use of resources by each rank over time."""
 
     began: float | None
     """Seconds since 1970 at the begin of the first cell; null: there are no samples."""
     cell_seconds: float
     rows: list[RankRow]
     most_cores: float
-    """The greatest figure of a cell."""
+    """The largest number of processors of a cell."""
     rows_left_out: int
-    """Ranks without a row."""
+    """The number of ranks without a row."""
     measures: list[Measure]
     curves_left_out: int
-    """Ranks without curves."""
+    """The number of ranks without curves."""
     ranks: int
-    """Ranks, and other programs, of which there are samples."""
+    """The number of ranks and other programs with samples."""
     attempts: list[AttemptStart]
     findings: list[str]
     """Sentences about the ranks that differ from the others."""
     files_unread: int
-    """Pods' files that were left out because there are too many or they have too many bytes; those of old attempts
-    first."""
+    """The number of files that were not read because they exceed a limit; those of old attempts first."""
     bytes_read: int
     lines_left_out: int
-    """Lines that are no samples."""
+    """The number of lines that are no samples."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of the samples."""
+    """The parameters of a request."""
 
     ranks: Sequence[str] = ()
-    """Whose curves to draw; none: those that differ, then the first."""
+    """The ranks with curves; empty: outliers, then the first ranks."""
     steps: Mapping[str, float] | None = None
     """Mean seconds of a step by rank."""
     seconds: float | None = None
-    """See `dtj.ui.conspicuous.lately`."""
+    """See `dtj.ui.outliers.lately`."""
 
 
-def utilisation_of(usage: Usage, question: Question, *, files_unread: int, bytes_read: int) -> Utilisation:
+def utilisation_of(
+    usage: RankUsage, question: Question, *, files_unread: int, bytes_read: int
+) -> UtilisationAnswer:
     """Return the answer. Its size has a bound, whatever the number of ranks and samples."""
     steps = question.steps or {}
-    found = conspicuous(usage, steps, question.seconds)
+    found = outliers_of(usage, steps, question.seconds)
     grid = _Grid.of([stay for stays in usage.stays.values() for stay in stays])
     chosen = _chosen(usage, found, steps)
     rows = [_row(usage.stays[rank], grid, found, steps) for rank in sorted(chosen[:MOST_ROWS], key=order)]
     asked = [rank for rank in dict.fromkeys(question.ranks) if rank in usage.stays]
     drawn = (asked or chosen)[:MOST_DRAWN]
     attempts = list(usage.attempts().items())[-MOST_ATTEMPTS:]
-    return Utilisation(
+    return UtilisationAnswer(
         began=grid.began if usage.stays else None,
         cell_seconds=grid.seconds,
         rows=rows,
@@ -171,7 +175,7 @@ class _Grid:
         seconds = max(_SHORTEST_CELL, span / MOST_CELLS)
         return cls(began, seconds, min(MOST_CELLS, max(1, math.ceil(span / seconds))))
 
-    def parts(self, sample: Sample) -> Iterator[tuple[int, float]]:
+    def parts(self, sample: RankSample) -> Iterator[tuple[int, float]]:
         """Yield the cells that a sample covers, and its seconds in each."""
         begin = max(0.0, sample.time - sample.seconds - self.began)
         end = sample.time - self.began
@@ -182,12 +186,12 @@ class _Grid:
                 yield cell, covered
 
 
-def _chosen(usage: Usage, found: Conspicuous, steps: Mapping[str, float]) -> list[str]:
+def _chosen(usage: RankUsage, found: Outliers, steps: Mapping[str, float]) -> list[str]:
     """Return all ranks: those that differ, then those with the longest steps, then the first."""
     return sorted(usage.stays, key=lambda rank: (rank not in found.kinds, -steps.get(rank, 0.0), order(rank)))
 
 
-def _row(stays: Sequence[Stay], grid: _Grid, found: Conspicuous, steps: Mapping[str, float]) -> RankRow:
+def _row(stays: Sequence[Stay], grid: _Grid, found: Outliers, steps: Mapping[str, float]) -> RankRow:
     rank = stays[0].rank
     present = [False] * grid.cells
     cores, gpu = _Cells(grid.cells), _Cells(grid.cells)
@@ -232,7 +236,7 @@ class _Cells:
         ]
 
 
-def _measures(usage: Usage, ranks: Sequence[str]) -> Iterator[Measure]:
+def _measures(usage: RankUsage, ranks: Sequence[str]) -> Iterator[Measure]:
     for name, unit, figure in _MEASURES:
         curves = []
         for rank in ranks:

@@ -16,7 +16,7 @@ const MOST_DIGITS = 15;
  * A number with at most so many significant digits, but with its whole part in full: 12,345 and 0.05.
  *
  * size: decides whether the number has a power of ten; by default the number itself. On an axis it is the largest.
- * operator/dtj/report/number_text.py has the same rule, and tests/number_texts.json has examples of both.
+ * operator/dtj/report/numbers.py has the same rule, and tests/number_texts.json has examples of both.
  */
 export const number: Form = (value, digits = 4, size = Math.abs(value ?? 0)) => {
   if (value === null || value === undefined) return NONE;

@@ -5,17 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tests.cluster import nodes, operator_pods, switches
-from tests.cluster.chaos.kill import Words, is_mpirun, is_supervisor, is_training, kill, stop
-from tests.cluster.chaos.trainings import ROLES, STRATEGIES, TELLS, Training, in_role
+from tests.cluster.chaos.kill import (
+    Words,
+    is_mpirun,
+    is_sshd,
+    is_supervisor,
+    is_training,
+    kill,
+    resume,
+    stop,
+)
+from tests.cluster.chaos.trainings import ROLES, STRATEGIES, TELLS, TORN, Training, in_role
 from tests.cluster.jobs import Manifest, until
+from tests.cluster.local import cgroups
 from tests.cluster.placement import away_from, if_possible_on, leaving_quickly, pods_on, spread
 from tests.stub_training import ENV_TAKES_PORT
 
-PS, TORCH = STRATEGIES[1:]
+HOROVOD, PS, TORCH = STRATEGIES
 STALL_SECONDS = 20
 Counter = Literal["application", "infrastructure", "evaluator"]
 # What is freed, when an older checkpoint goes, is taken at once.
@@ -33,14 +43,25 @@ class Hit:
     """The classes that the failure may have."""
     times: int = 1
     """The value of the counter."""
+    in_place: int = 0
+    """How many of these restarts are in place."""
+    nodes: Mapping[str, int] | None = None
+    """How often each node counts as the place of a failure; None: any."""
     pods: Sequence[str] = ()
     """The pods of which the failure may name one; empty: any."""
     message: Sequence[str] = ()
     """What the failure's message must contain."""
     files: Sequence[str] = ()
     """Keys that must be in the bucket."""
+    torn: str = ""
+    """The name of a file that the bucket must not have."""
     away: float | None = None
     """Seconds for which something was away that the training itself does not need."""
+
+    @property
+    def pods_stay(self) -> bool:
+        """Whether nothing but processes is replaced."""
+        return 0 < self.in_place == self.times
 
 
 Strike = Callable[[Sequence[Training], ExitStack], Mapping[str, Hit]]
@@ -300,7 +321,121 @@ def _left_early(training: Training) -> Hit:
         "application",
         ("ApplicationError",),
         pods=(training.pod("worker-1"),),
-        message=("worker 1 ended with exit code 0 while the others needed it",),
+        message=("worker 1 ended with exit code 0 while the other pods still needed it",),
+    )
+
+
+# --- restarts in place ---------------------------------------------------------------------------
+
+AWAY_SECONDS = 60.0
+
+
+def _in_place(
+    name: str,
+    strike: Strike,
+    strategies: Sequence[str] = (HOROVOD, TORCH),
+    prepare: Callable[[Manifest], None] = lambda job: None,
+    *,
+    alone: bool = False,
+) -> Fault:
+    """A fault of jobs whose ranks start again in their pods."""
+
+    def prepared(job: Manifest) -> None:
+        prepare(job)
+        # At the end the pods are compared with those of before.
+        job["spec"]["runPolicy"] = {"restartStrategy": "InPlaceRestart", "cleanPodPolicy": "None"}
+
+    return Fault(f"in place: {name}", strike, strategies, prepared, alone=alone)
+
+
+def _in_their_pods(training: Training, what: str, *replicas: str, failure: str = "Signal") -> Hit:
+    """All ranks start again after the failure of one of these replicas."""
+    pods = [training.pod(replica) for replica in replicas]
+    return Hit(what, "application", (failure,), in_place=1, pods=pods)
+
+
+def _in_new_pods(training: Training, replica: str, which: Callable[[Words], bool]) -> Hit:
+    """A process without which no round follows."""
+    killed = kill(training.uid(replica), which)
+    classes = ("Signal", "ApplicationError", "ConnectionLost")
+    return Hit(f"`{killed}` in {replica}", "application", classes, pods=_named(training, replica))
+
+
+def _in_new_pods_after(which: Callable[[Words], bool]) -> Strike:
+    return _each(lambda training: _in_new_pods(training, "worker-1", which))
+
+
+def _ranks_killed(*ranks: int) -> Strike:
+    def hit(training: Training) -> Hit:
+        replicas = [f"worker-{rank}" for rank in ranks]
+        kill(training.uid(replicas[0]), is_training, *map(training.uid, replicas[1:]))
+        return _in_their_pods(training, f"the program in {' and '.join(replicas)}", *replicas)
+
+    return _each(hit)
+
+
+def _mpirun_killed(training: Training) -> Hit:
+    killed = kill(training.uid("launcher-0"), is_mpirun)
+    return _in_their_pods(training, f"`{killed}` in launcher-0", "launcher-0")
+
+
+def _coordinator_killed(training: Training) -> Hit:
+    return _in_new_pods(training, "launcher-0" if training.strategy == HOROVOD else "worker-0", is_supervisor)
+
+
+def _rank_out_of_memory(training: Training) -> Hit:
+    training.tell("worker-1", "take-memory")
+    return _in_their_pods(training, "worker-1", "worker-1", failure="OOMKilled")
+
+
+def _torn(training: Training) -> Hit:
+    training.tell(TELLS[training.strategy], "tear")
+    what = f"rank 0 while it writes {TORN}"
+    return replace(_in_their_pods(training, what, TELLS[training.strategy]), torn=TORN)
+
+
+def _killed_while_nobody_looks(trainings: Sequence[Training], _: ExitStack) -> Mapping[str, Hit]:
+    """The operator's replicas die, too: whoever counts the restart has not seen the job before."""
+    victims = [training.uid("worker-1") for training in trainings]
+    operators = [pod["metadata"]["name"] for pod in operator_pods.replicas()]
+    with switches.restored(switches.api_server()) as server:
+        server.stop()
+        for pod in operators:
+            operator_pods.kill(pod)
+        kill(victims[0], is_training, *victims[1:])
+        time.sleep(AWAY_SECONDS)  # how long they are away, not how long something else takes
+    what = f"the program in worker-1, and the API server for {AWAY_SECONDS:.0f} s"
+    return {
+        training.strategy: replace(_in_their_pods(training, what, "worker-1"), away=AWAY_SECONDS)
+        for training in trainings
+    }
+
+
+def _killed_twice(training: Training) -> Hit:
+    (pod,) = (p for p in training.job.pods() if p["metadata"]["name"] == training.pod("worker-1"))
+    for _ in range(2):
+        kill(pod["metadata"]["uid"], is_training)
+    return Hit(
+        "the program in worker-1, and the one that follows",
+        "application",
+        ("Signal",),
+        times=2,
+        in_place=1,
+        nodes={pod["spec"]["nodeName"]: 2},
+        pods=[training.pod("worker-1")],
+    )
+
+
+def _drained_before_go(training: Training) -> Hit:
+    """The agent of worker 1 is stopped: it does not say that it is ready before worker 0 has left."""
+    first, second = training.uid("worker-0"), training.uid("worker-1")
+    stop(second, is_supervisor)
+    kill(first, is_training)
+    training.namespace.kubectl("delete", "pod", training.pod("worker-0"), "--wait=false")
+    until("worker-0 to end", lambda: not cgroups.pod_processes(first), 60)
+    resume(second, is_supervisor)
+    return Hit(
+        "the program in worker-0, then its pod", "infrastructure", ("PodLost", "ConnectionLost", "Signal")
     )
 
 
@@ -337,4 +472,18 @@ FAULTS = (
         alone=False,
     ),
     Fault("rank exits early with 0", _each(_left_early), (TORCH,), in_make_test=True, alone=False),
+    _in_place("rank 0 killed", _ranks_killed(0)),
+    _in_place("operator and API server down", _killed_while_nobody_looks, alone=True),
+    _in_place("killed again before a checkpoint", _each(_killed_twice)),
+    _in_place("pod drained before the restart", _each(_drained_before_go)),
+    _in_place("agent of the coordinator killed", _each(_coordinator_killed)),
+    _in_place("other agent killed", _in_new_pods_after(is_supervisor)),
+    _in_place("node cut off and back", _node_cut_off, prepare=_on_both_nodes("worker"), alone=True),
+    _in_place("sshd killed", _in_new_pods_after(is_sshd), (HOROVOD,)),
+    _in_place("mpirun killed", _each(_mpirun_killed), (HOROVOD,)),
+    _in_place("rank 1 out of memory", _each(_rank_out_of_memory), prepare=_with_memory_limits),
+    _in_place("checkpoint torn", _each(_torn)),
+    _in_place("both ranks killed", _ranks_killed(0, 1)),
+    _in_place("pod deleted", _each(_pod_deleted)),
+    _in_place("rank 1 killed", _ranks_killed(1)),
 )

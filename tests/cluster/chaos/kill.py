@@ -1,4 +1,4 @@
-"""SIGKILL or SIGSTOP to a process in a container, sent from the machine of the node."""
+"""SIGKILL, SIGSTOP or SIGCONT to a process in a container, sent from the machine of the node."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from tests.cluster.local import cgroups, processes
 Words = Sequence[str]
 
 
-def kill(uid: str, which: Callable[[Words], bool]) -> str:
-    """SIGKILL to the process of the pod with that uid whose command line is meant; what it was."""
-    pid, words = _the_process(uid, which)
-    processes.kill([pid])
-    return describe(words)
+def kill(uid: str, which: Callable[[Words], bool], *others: str) -> str:
+    """SIGKILL to the process of the pod with that uid whose command line is meant; what it was.
+
+    `others`: uids of pods of which the same process is killed at the same time.
+    """
+    found = [_the_process(each, which) for each in (uid, *others)]
+    processes.kill(pid for pid, _ in found)
+    return describe(found[0][1])
 
 
 def stop(uid: str, which: Callable[[Words], bool]) -> str:
@@ -26,6 +29,11 @@ def stop(uid: str, which: Callable[[Words], bool]) -> str:
     pid, words = _the_process(uid, which)
     os.kill(pid, signal.SIGSTOP)
     return describe(words)
+
+
+def resume(uid: str, which: Callable[[Words], bool]) -> None:
+    """SIGCONT to a process that was stopped."""
+    os.kill(_the_process(uid, which)[0], signal.SIGCONT)
 
 
 def _the_process(uid: str, which: Callable[[Words], bool]) -> tuple[int, Words]:
@@ -51,7 +59,13 @@ def is_training(words: Words) -> bool:
 
 def is_supervisor(words: Words) -> bool:
     """dtj-launch of the pod: neither tini, which started it, nor a rank's wrapper."""
-    return len(words) > 2 and words[1].endswith("/dtj-launch") and words[2] in ("worker", "replica", "ranks")
+    kinds = ("launcher", "worker", "replica", "ranks")
+    return len(words) > 2 and words[1].endswith("/dtj-launch") and words[2] in kinds
+
+
+def is_sshd(words: Words) -> bool:
+    """The server by which mpirun starts the ranks of a worker: not the processes of its connections."""
+    return "sshd -De " in " ".join(words)
 
 
 def words_of(pid: int) -> list[str]:

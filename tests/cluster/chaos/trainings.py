@@ -34,25 +34,35 @@ ROLES = {
 EXAMPLES = {"Horovod": EXAMPLE, "ParameterServer": PS_EXAMPLE, "TorchDistributed": TORCH_EXAMPLE}
 # Which pod tells how far the training is.
 TELLS = {"Horovod": "worker-0", "ParameterServer": "chief-0", "TorchDistributed": "worker-0"}
+TORN = "torn.pt"
 # The built-in program. It waits after its first checkpoint until it may go on, so that trainings that start at
-# different speeds are hit at the same moment. When told to, it takes memory until the kernel ends it, or leaves with
-# exit code 0. In the attempt that STUB_TAKES_PORT names, rank 0 of PyTorch finds its port taken.
-PROGRAM = """
-import os, pathlib, runpy, socket, sys, threading, time
+# different speeds are hit at the same moment. When told to, it takes memory until the kernel ends it, leaves with
+# exit code 0, or dies while it writes a file in place. In the attempt that STUB_TAKES_PORT names, rank 0 of PyTorch
+# finds its port taken.
+PROGRAM = f"""
+import os, pathlib, runpy, signal, socket, sys, threading, time
 from dtj_trainer.artifacts import checkpoints
 
+def told(what):
+    return pathlib.Path("/dtj/run", what)
+
 def wait_until_told(what):
-    while not pathlib.Path("/dtj/run", what).exists():
+    while not told(what).exists():
         time.sleep(0.1)
 
-def save(*given, **named):
-    path = saved(*given, **named)
+def save(step, *given, **named):
+    if told("tear").exists():
+        told("tear").unlink()
+        checkpoints.folder().joinpath("{TORN}").write_bytes(b"x" * 1_000_000)
+        os.kill(os.getpid(), signal.SIGKILL)
+    path = saved(step, *given, **named)
     if os.environ["DTJ_ATTEMPT"] == "1":
         wait_until_told("go-on")
     return path
 
 def take_memory():
     wait_until_told("take-memory")
+    told("take-memory").unlink()  # The next process in this pod does not.
     held = []
     while True:
         held.append(b"x" * 50_000_000)
@@ -69,6 +79,8 @@ if os.environ.get("STUB_TAKES_PORT") == os.environ["DTJ_ATTEMPT"] and os.environ
 sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
+INTERVAL = 25
+"""Steps from a checkpoint to the next one of the ranks of Horovod and PyTorch."""
 
 
 STUB_STEPS = (800, 3200, 12800)
@@ -87,7 +99,8 @@ def manifest(name: str, strategy: str, stub_steps: int, *, real: bool) -> Manife
 
 def _example(name: str, strategy: str) -> Manifest:
     if strategy != "ParameterServer":
-        args = ["--model=cnn", "--epochs=1", "--max-steps=300", "--checkpoint-steps=25", "--log-seconds=0.5"]
+        args = ["--model=cnn", "--epochs=1", "--max-steps=300", f"--checkpoint-steps={INTERVAL}"]
+        args.append("--log-seconds=0.5")
         return example(name, file=EXAMPLES[strategy], args=args)
     more = ("--max-steps=560", "--checkpoint-steps=60", "--log-seconds=0.5")
     return parameter_server.example(name, "Asynchronous", *more)
@@ -157,12 +170,19 @@ class Moment:
     step: int
     saved: int
     """Step of the newest checkpoint whose manifest was in the bucket."""
+    pods: frozenset[str] = frozenset()
+    """The uids of its pods."""
 
     @classmethod
     def of(cls, training: Training) -> Moment:
         """Now."""
         saved = newest_checkpoint(training.job.artifacts())
-        return cls(datetime.now(UTC), training.step(), saved)
+        return cls(datetime.now(UTC), training.step(), saved, uids(training.job))
+
+
+def uids(job: Job) -> frozenset[str]:
+    """The uids of its pods."""
+    return frozenset(pod["metadata"]["uid"] for pod in job.pods())
 
 
 def newest_checkpoint(artifacts: Artifacts) -> int:

@@ -7,11 +7,13 @@ from datetime import datetime
 from itertools import pairwise
 
 from tests.cluster.chaos.faults import Hit
-from tests.cluster.chaos.trainings import Moment, newest_checkpoint
+from tests.cluster.chaos.trainings import INTERVAL, Moment, newest_checkpoint, uids
 from tests.cluster.jobs import Job, Manifest, Namespace, until
 
 # Final accuracies of undisturbed runs differ by so much: workers of ParameterServer don't wait for each other.
 TOLERANCE = {"Horovod": 0.02, "ParameterServer": 0.05, "TorchDistributed": 0.02}
+DURING_A_SAVE = 5
+"""Steps that are made until a checkpoint is complete."""
 KINDS = "dtj,pods,services,endpoints,configmaps,secrets,leases,networkpolicies"
 # What is in each namespace of a test: an older Kubernetes also has a Secret for the token.
 OF_A_NAMESPACE = ("configmap/kube-root-ca.crt", "secret/s3-credentials")
@@ -34,18 +36,11 @@ def judge(
     job: Job, strategy: str, hit: Hit, before: Moment, status: Manifest, expected: float | None
 ) -> Cost:
     """The cost, of a job that has ended; fails where something is not as it should be."""
-    counters: dict[str, int] = {"application": 0, "infrastructure": 0}
-    if hit.counter:
-        counters[hit.counter] = hit.times
-    assert status["restarts"] == counters, job.story()
-    if hit.failure and hit.counter != "evaluator":
-        assert status["failure"]["class"] in hit.failure, status["failure"]
-    if hit.pods:
-        assert status["failure"]["pod"] in hit.pods, status["failure"]
-    for words in hit.message:
-        assert words in status["failure"]["message"], status["failure"]
+    wrong = differences(status, strategy, hit)
+    assert not wrong, f"{'; '.join(wrong)}\n{job.story()}"
     keys = job.artifacts().sizes()
     assert set(hit.files) <= keys.keys(), sorted(keys)
+    assert not (hit.torn and [key for key in keys if key.endswith(hit.torn)]), sorted(keys)
     rows = job.artifacts().metrics()
     # Before it ends, who was hit indirectly may go on for a while, and save.
     begun = [row for row in rows if row["kind"] == "start" and _time(row) > before.at]
@@ -62,8 +57,38 @@ def judge(
     cost = Cost(
         status["restarts"], seconds_to_recover(rows, before), steps_trained_again(rows, before), accuracy
     )
+    if hit.pods_stay:
+        assert uids(job) == before.pods, "the pods were replaced"
+        assert cost.steps <= INTERVAL + DURING_A_SAVE, f"{cost.steps} steps were lost"
     assert hit.away is None or cost.seconds < hit.away, f"it stood still for {cost.seconds:.0f} s"
     return cost
+
+
+def differences(status: Manifest, strategy: str, hit: Hit) -> list[str]:
+    """What the status of a job says that it must not say after this hit."""
+    counters: dict[str, int] = {"application": 0, "infrastructure": 0}
+    if hit.counter:
+        counters[hit.counter] = hit.times
+    expected: dict[str, object] = {}
+    if strategy != "ParameterServer":  # There a pod may start again alone.
+        expected["attempt"] = 1 + sum(counters.values()) - hit.in_place
+    if hit.in_place:
+        counters["inPlace"] = hit.in_place
+    expected["restarts"] = counters
+    if hit.nodes is not None:
+        expected["nodeFailures"] = hit.nodes
+    wrong = [
+        f"{field} is {status.get(field)}, not {value}"
+        for field, value in expected.items()
+        if status.get(field) != value
+    ]
+    failure = status.get("failure", {})
+    if hit.failure and hit.counter != "evaluator" and failure.get("class") not in hit.failure:
+        wrong.append(f"the class is {failure.get('class')}, not one of {hit.failure}")
+    if hit.pods and failure.get("pod") not in hit.pods:
+        wrong.append(f"the pod is {failure.get('pod')}, not one of {hit.pods}")
+    said = failure.get("message", "")
+    return wrong + [f"{words!r} is not in {said!r}" for words in hit.message if words not in said]
 
 
 def nothing_is_left(namespace: Namespace) -> None:

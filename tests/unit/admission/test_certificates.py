@@ -20,9 +20,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from dtj.admission.certificates import Pair, expiry, is_due, issue, read_certificates, why_unfit
-from dtj.admission.keeping import FolderKeeper, SecretKeeper
-from dtj.admission.server import Server
-from dtj.admission.serving import Serving, Unusable
+from dtj.admission.server import WebhookServer
+from dtj.admission.service import FolderKeeper, SecretKeeper, Serving, UnusableCertificate
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
 from tests.unit.support.fake_cluster import Call, FakeCluster
@@ -366,7 +365,7 @@ def write(folder: Path, pair: Pair) -> None:
 async def test_a_folder_is_served_and_served_anew_when_it_changes(tmp_path: Path) -> None:
     serving = Serving(CollectorRegistry())
     keeper = FolderKeeper(tmp_path, serving)
-    with pytest.raises(Unusable, match=r"can't be read: .*tls\.crt"):
+    with pytest.raises(UnusableCertificate, match=r"can't be read: .*tls\.crt"):
         await keeper.look()
     write(tmp_path, ONE)
     await keeper.look()
@@ -392,11 +391,11 @@ async def test_half_of_a_change_is_told_and_the_pair_before_served(
     write(tmp_path, ONE)
     await keeper.look()
     write(tmp_path, pair)
-    with pytest.raises(Unusable, match=says):
+    with pytest.raises(UnusableCertificate, match=says):
         await keeper.look()
 
     assert serving._pair == Pair(ONE.certificate, ONE.key)
-    async with Server(CollectorRegistry()).served(0, serving.context, "127.0.0.1") as port:
+    async with WebhookServer(CollectorRegistry()).served(0, serving.context, "127.0.0.1") as port:
         assert await trusted(port, ONE.authorities) == ""
 
 
@@ -406,7 +405,7 @@ async def test_half_of_a_change_is_told_and_the_pair_before_served(
 @pytest.fixture
 async def served() -> AsyncIterator[Any]:
     serving = Serving(CollectorRegistry())
-    async with Server(CollectorRegistry()).served(0, serving.context, "127.0.0.1") as port:
+    async with WebhookServer(CollectorRegistry()).served(0, serving.context, "127.0.0.1") as port:
         yield serving, port
 
 

@@ -17,10 +17,10 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from dtj.admission import connections as connections_module
+from dtj.admission import server as connections_module
 from dtj.admission.certificates import issue
-from dtj.admission.connections import Connections, Turns
-from dtj.admission.serving import Serving
+from dtj.admission.server import Connections, Turns
+from dtj.admission.service import Serving
 from tests.unit.support.tls import HOST
 
 PAIR = issue(HOST, datetime.now(UTC))

@@ -28,8 +28,8 @@ from prometheus_client import CollectorRegistry
 
 from dtj.admission import server as admission_server
 from dtj.admission.certificates import issue
-from dtj.admission.server import Server
-from dtj.admission.serving import Serving
+from dtj.admission.server import WebhookServer
+from dtj.admission.service import Serving
 from dtj.api.job import Manifest
 from dtj.local.machine import free_ports
 from dtj.operator_flags import read_flags
@@ -58,7 +58,7 @@ async def running() -> AsyncIterator[Running]:
     registry = CollectorRegistry()
     serving = Serving(registry)
     serving.use(PAIR)
-    async with Server(registry).served(0, serving.context, "127.0.0.1") as port:
+    async with WebhookServer(registry).served(0, serving.context, "127.0.0.1") as port:
         yield Running(registry, port)
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from dtj.api.code import code_notes
 from dtj.api.job import InvalidJob, Job, Manifest
-from dtj.api.validation import faults
+from dtj.api.validation import faults, notes
 from dtj.plan.job import plan_job
 from dtj.plan.pods import trainer_container
 from tests.unit.support.jobs import job
@@ -71,9 +70,9 @@ def test_a_command_runs_in_the_code_without_an_entrypoint() -> None:
 
 
 def test_validate_says_what_the_image_needs() -> None:
-    (note,) = code_notes(with_code(coded()))
+    (note,) = notes(with_code(coded()))
     assert note.endswith("needs dtj_trainer, which dtj's own images have")
-    assert list(code_notes(job())) == []
+    assert list(notes(job())) == []
 
 
 def test_the_volume_and_the_folders_of_the_code_are_reserved() -> None:

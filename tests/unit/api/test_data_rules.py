@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtj.admission.review import review
-from dtj.api.data_rules import LEAST_BYTES, MOST_BYTES, cache_bytes, cache_of, data_notes, host_path_faults
 from dtj.api.job import InvalidJob, Job, Manifest, read_job
-from dtj.api.validation import faults
+from dtj.api.validation import LEAST_BYTES, MOST_BYTES, cache_bytes, faults, host_path_faults, notes
 from dtj.operator_flags import read_flags
 from dtj.plan.job import plan_job
 from tests.unit.support.admission import request
@@ -34,7 +33,7 @@ def test_sizes_that_a_cache_may_have(size: Any) -> None:
     made = job(data=cached(size, emptyDir={}))
 
     assert said(made) == []
-    cache = cache_of(made)
+    cache = made.cache
     assert cache
     assert LEAST_BYTES <= cache_bytes(cache) <= MOST_BYTES
 
@@ -147,6 +146,6 @@ def test_a_file_is_valid_but_says_what_its_cluster_has_to_allow() -> None:
     made = job(data=cached(**ON_NODE))
 
     assert said(made) == []
-    (note,) = data_notes(made)
+    (note,) = notes(made)
     assert "/var/cache/dtj/blocks; Pod Security levels baseline and restricted forbid the pods" in note
-    assert list(data_notes(job(data=cached(emptyDir={})))) == []
+    assert list(notes(job(data=cached(emptyDir={})))) == []

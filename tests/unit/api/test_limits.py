@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dtj.api.horovod import hostfile_bytes
 from dtj.api.job import Job
-from dtj.api.parameter_server import tf_config_bytes
-from dtj.api.validation import CONFIG_BYTES, VARIABLE_BYTES, faults
+from dtj.api.validation import CONFIG_BYTES, VARIABLE_BYTES, faults, peer_list_bytes
 from dtj.plan.job import plan_job
 from tests.unit.support.jobs import job
 from tests.unit.support.pods import kubelet_environment
@@ -25,7 +24,11 @@ def servers(workers: int, ps: int, **spec: Any) -> dict[str, Any]:
 def longest_variable(given: Job) -> int:
     """Of TF_CONFIG, as a kubelet gives it."""
     plan = plan_job(given)
-    ends = (plan.replicas[0], plan.replicas[-1], *[r for r in plan.replicas if r.index == 10])
+    ends = (
+        plan.shape.replicas[0],
+        plan.shape.replicas[-1],
+        *[r for r in plan.shape.replicas if r.index == 10],
+    )
     values = (
         kubelet_environment(plan.pod(r)["spec"]["containers"][0], plan.config)["TF_CONFIG"] for r in ends
     )
@@ -36,7 +39,7 @@ def longest_variable(given: Job) -> int:
 def test_the_length_of_tf_config_is_known_before_it_is_made(workers: int, ps: int) -> None:
     given = job(**servers(workers, ps))
 
-    counted = tf_config_bytes(given)
+    counted = peer_list_bytes(given)
 
     assert 0 <= counted - longest_variable(given) <= 16
 
@@ -47,7 +50,7 @@ def test_the_length_of_a_hostfile_is_known_before_it_is_made(count: int) -> None
 
     made = plan_job(given).config["data"]["hostfile"]
 
-    assert hostfile_bytes(given) == len(made)
+    assert peer_list_bytes(given) == len(made)
 
 
 def test_a_tf_config_that_no_process_takes_is_refused_with_figure_and_limit() -> None:
@@ -90,7 +93,7 @@ def test_ten_thousand_workers_of_horovod_are_taken() -> None:
 def test_a_config_map_that_is_too_large_is_refused_with_figure_and_limit(spec: Any, field: str) -> None:
     given = job(**{key: value for key, value in spec.items() if key != "name"})
     if "name" in spec:
-        given = Job(spec["name"], "a" * 63, given.uid, 1, given.spec, given.status)
+        given = replace(given, name=spec["name"], namespace="a" * 63)
 
     (fault,) = faults(given)
 

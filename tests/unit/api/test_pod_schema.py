@@ -19,8 +19,7 @@ import yaml
 from dtj.api.checking import check
 from dtj.api.job import Manifest, read_job
 from dtj.api.job_file import read_job_file
-from dtj.api.pod_schema import _definition, _definitions, pod_faults
-from dtj.api.pod_template_rules import REPLICA_POD, TENSORBOARD_POD
+from dtj.api.pod_template_rules import REPLICA_POD, TENSORBOARD_POD, _definition, _definitions, pod_faults
 from dtj.api.validation import faults
 from dtj.cli.plan_summary import print_summary
 from dtj.plan.job import plan_job
@@ -149,8 +148,8 @@ def test_a_template_may_leave_out_what_the_operators_pods_have() -> None:
         ({"priority": "1"}, ".priority: must be a whole number, got '1'"),
         ({"priority": True}, ".priority: must be a whole number, got True"),
         ({"priority": 2**31}, ".priority: is out of range: 2147483648"),
-        ({"dnsPolicy": "First"}, ".dnsPolicy: 'First' is none of ClusterFirstWithHostNet, ClusterFirst, "),
-        ({"tolerations": [{"effect": "NoScedule"}]}, ".tolerations[0].effect: 'NoScedule' is none of"),
+        ({"dnsPolicy": "First"}, ".dnsPolicy: must be ClusterFirstWithHostNet, ClusterFirst, "),
+        ({"tolerations": [{"effect": "NoScedule"}]}, ".tolerations[0].effect: must be "),
         ({"tolerations": [None]}, ".tolerations[0]: must be an object, got None"),
         ({"volumes": [{"name": "v", "persistantVolumeClaim": {}}]}, "did you mean persistentVolumeClaim?"),
         ({"volumes": [{"name": "v", "persistentVolumeClaim": {}}]}, ".persistentVolumeClaim.claimName: required"),
@@ -158,7 +157,7 @@ def test_a_template_may_leave_out_what_the_operators_pods_have() -> None:
         ({"volumes": None}, ".volumes: must be a list of objects, got None"),
         ({"resources": {"limits": {"cpu": "1 core"}}}, "[cpu]: '1 core' is not a quantity such as 2, 500m or 4Gi"),
         (container(image=None), ".containers[trainer].image: must be an image reference, got None"),
-        (container(imagePullPolicy="always"), ".imagePullPolicy: 'always' is none of Always, Never and IfNotPresent"),
+        (container(imagePullPolicy="always"), ".imagePullPolicy: must be Always, Never or IfNotPresent, got 'always"),
         (container(args=None), ".args: must be a list of strings, got None"),
         (container(args=["a", 1]), ".args[1]: must be a string, got 1"),
         (container(args=["\ud800"]), r".args[0]: must be a string, got '\ud800'"),

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 import dtj
-from dtj.api.condition_types import ConditionType
-from dtj.api.failure_classes import FAILURE_CLASSES, OBSTACLES, OperatorFailureClass
-from dtj.api.reasons import FAILED, QUIET, STOPPED, Reason
-from dtj.api.status import Condition, Failure, JobStatus, Phase
-from dtj.status.termination import _GATES
+from dtj.api.reasons import FAILED, FAILURE_CLASSES, OBSTACLES, QUIET, STOPPED, OperatorFailureClass, Reason
+from dtj.api.status import Condition, ConditionType, Failure, JobStatus, Phase
+from dtj.status.failure import _GATES
 from dtj_trainer.contract import Termination
 from dtj_trainer.contract.failure_class import FailureClass
 from tests.field_reference import member_docstrings

@@ -21,10 +21,10 @@ from dtj.api.job import Manifest
 from dtj.api.reported import take
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.cluster.port import ApiError
-from dtj.reconcile.boot_clock import Clock
-from dtj.reconcile.event_recorder import EventRecorder
+from dtj.reconcile.boot_clock import BootClock
+from dtj.reconcile.memory import EventRecorder
 from dtj.status.events import Happening
-from dtj.status.progress_report import Report, read_report
+from dtj.status.observed import ProgressReport, read_report
 from tests.unit.support.fake_cluster import SCHEMA, Call, FakeCluster
 from tests.unit.support.jobs import job
 from tests.unit.support.kubelet import Ending
@@ -144,7 +144,7 @@ def test_a_text_has_no_control_characters_and_a_bounded_length() -> None:
 def test_one_bad_value_does_not_drop_the_others() -> None:
     report, dropped = read_report('{"progress": {"step": 7, "loss": "low"}, "artifacts": "none"}')
 
-    assert report == Report(progress=ProgressStatus(step=7))
+    assert report == ProgressReport(progress=ProgressStatus(step=7))
     assert dropped == 2
 
 
@@ -212,7 +212,7 @@ async def test_a_status_that_the_api_server_refuses_is_stored_without_what_pods_
             raise ApiError(422, "Invalid", "status: Invalid value: no")
 
     world.cluster.meanwhile = refuse
-    world.progress.reports[KEY] = Report(progress=ProgressStatus(step=7))
+    world.progress.reports[KEY] = ProgressReport(progress=ProgressStatus(step=7))
     await world.until(lambda: world.phase == "Failed")
 
     assert world.status["failure"]["class"] == "ApplicationError"
@@ -249,7 +249,9 @@ async def test_a_program_that_reports_another_bottleneck_each_time_makes_one_eve
 
     for number in range(12):
         reason = ("ParameterServersSlow", "StragglingWorker")[number % 2]
-        world.progress.reports[KEY] = Report(ProgressStatus(step=number), bottleneck=(reason, f"{number} s"))
+        world.progress.reports[KEY] = ProgressReport(
+            ProgressStatus(step=number), bottleneck=(reason, f"{number} s")
+        )
         await world.step()
 
     assert sorted(world.events()) == ["JobRunning", "ParameterServersSlow", "StragglingWorker"]
@@ -257,7 +259,7 @@ async def test_a_program_that_reports_another_bottleneck_each_time_makes_one_eve
 
 async def test_a_job_tells_25_events_at_once_then_one_each_five_minutes_and_always_its_end() -> None:
     passed = 0.0
-    cluster, recorder = FakeCluster(), EventRecorder(Clock(lambda: at(passed), lambda: passed))
+    cluster, recorder = FakeCluster(), EventRecorder(BootClock(lambda: at(passed), lambda: passed))
 
     async def tell(message: str, seconds: float, *, final: bool = False) -> None:
         nonlocal passed

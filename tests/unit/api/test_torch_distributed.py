@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from dtj.api.job import Job
-from dtj.api.torch_distributed import StartedBy, procs_per_worker, ranks_start
+from dtj.api.spec import StartedBy
+from dtj.api.strategies import rules_of
+from dtj.api.torch_distributed import procs_per_worker, ranks_start
 from dtj.api.validation import faults
 from tests.unit.support.jobs import job
 
@@ -88,7 +90,7 @@ def test_a_worker_has_as_many_ranks_as_gpus_unless_the_job_says_otherwise(
     spec = torch_job(gpus=gpus, **({} if torch is None else {"torch": torch})).spec
 
     assert procs_per_worker(spec) == procs
-    assert [spec.rules.ranks_of(spec, "worker", index) for index in range(2)] == [
+    assert [rules_of(spec).ranks_of(spec, "worker", index) for index in range(2)] == [
         range(procs),
         range(procs, 2 * procs),
     ]

@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtj.api.checking import check
-from dtj.api.job import InvalidJob, read_job
+from dtj.api.job import Fault, InvalidJob, read_job
 from dtj.api.shown import shown
 from dtj.api.spec import JobSpec
+from dtj.api.strategies import RULES
 from dtj.api.validation import faults
 from dtj.plan.job import plan_job
 from tests.unit.support.jobs import job, manifest, with_template
@@ -221,3 +222,21 @@ def test_a_short_value_is_told_whole() -> None:
     assert shown({"a": ["b", 1.5, None]}) == "{'a': ['b', 1.5, None]}"
     assert shown("x" * 198) == f"'{'x' * 198}'"
     assert shown("é" * 199) == f"'{'é' * 199}…"
+
+
+def test_many_faults_of_a_job_without_a_strategy_cost_no_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fault is compared only with its equals: one for each strategy."""
+    compared = 0
+    equal = Fault.__eq__
+
+    def counting(self: Fault, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(self, other)
+
+    monkeypatch.setattr(Fault, "__eq__", counting)
+    count = 300
+    wrong = {"replicas": 1, "template": {"spec": {"tolerations": [{"no": ""}] * count}}}
+    found = check(manifest(strategy="None", replicaSpecs={"worker": wrong}))[1]
+    assert sum(fault.count for fault in found) > count
+    assert compared <= 2 * len(RULES) * count

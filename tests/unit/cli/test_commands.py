@@ -137,13 +137,13 @@ def test_a_secret_beside_the_job_is_passed_over(dtj: Dtj) -> None:
     code, out, err = dtj("validate", "-", stdin=text)
 
     assert (code, out) == (0, "-: fashion-mnist is valid: Horovod with 3 pods\n")
-    assert err == "-:1: Secret s3 passed over\n"
+    assert err == "-:1: Secret s3 is not a job, and is not checked\n"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"a: [", "no YAML: while parsing"),
+        (b"a: [", "invalid YAML: while parsing"),
         (b"", "the file is empty"),
         (b"- a", "only a list"),
         (b"\xff\xfe", "not text in UTF-8"),

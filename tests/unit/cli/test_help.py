@@ -164,6 +164,10 @@ def test_version(words: tuple[str, ...], ended: Ended) -> None:
     assert dtj.__version__ == version()
 
 
+def test_the_version_as_data(ended: Ended) -> None:
+    assert ended("version", "-o", "json") == (0, f'{{\n  "version": "{version()}"\n}}\n', "")
+
+
 @pytest.mark.parametrize("words", [(), ("artifacts",)], ids=["dtj", "artifacts"])
 def test_without_arguments_the_help_is_all_that_is_said(words: tuple[str, ...], ended: Ended) -> None:
     code, out, err = ended(*words)

@@ -23,10 +23,11 @@ import yaml
 
 from dtj.api.errors import NotFound, Unreachable
 from dtj.api.spec import RunPolicy
-from dtj.cli import connection, status
+from dtj.cli import options, status
+from dtj.cli.places import PlaceOptions
 from dtj.cli.terminal import output
 from dtj.client import DistributedTrainingJob, JobEvent, LogLine, LogQuery
-from dtj.client.views import pod_of
+from dtj.client.objects import pod_of
 from tests.unit.support.fake_client import FakeArtifacts, FakeClient, call, job
 from tests.unit.support.pods import START, WORKER_0, healthy
 
@@ -81,6 +82,8 @@ def test_suspend_resume_delete(client: type[FakeClient]) -> None:
     assert call("resume", "mnist").stdout == "mnist is being resumed\n"
     back = call("resume", "mnist", "--checkpoint", "938", "--endpoint=http://store").stdout
     assert back == "mnist is being resumed from checkpoint 938\n"
+    client.jobs["mnist"] = job("Running")
+    assert call("delete", "mnist", "--dry-run").stdout == "mnist in namespace ml would be deleted\n"
     assert (
         call("delete", "mnist", "other", "--wait", "--timeout", "30").stdout
         == "mnist deleted\nother deleted\n"
@@ -161,7 +164,7 @@ def test_a_job_that_goes_while_it_is_watched_is_told_with_its_ttl(
 def test_a_live_view_stays_while_the_cluster_is_away(
     client: type[FakeClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = status.find("mnist", local=False, namespace=None, context=None)
+    place = PlaceOptions().find("mnist")
     client.jobs["mnist"] = job("Running")
     monkeypatch.setattr(status.time, "sleep", lambda _: None)
     views_shown = status._views(place)
@@ -186,6 +189,8 @@ def test_logs_are_whole_lines_with_their_source(client: type[FakeClient]) -> Non
     assert result.stdout == f"[rank 0] step 1\n[rank 1] [bold]{'x' * 200}\n"
     assert ("logs", LogQuery(rank=1, tail=5, follow=True), None) in client.calls
     assert call("logs", "mnist", "--no-prefix").stdout.startswith("step 1\n")
+    call("logs", "mnist", "--round", "2", "--attempt", "1")
+    assert ("logs", LogQuery(attempt=1, round=2), None) in client.calls
 
 
 # Clears the screen, writes the clipboard, moves the cursor by C1; and what is no markup of rich's.
@@ -253,16 +258,16 @@ def test_completion_offers_names_and_keeps_silent_when_the_cluster_does_not_answ
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shell: Any = SimpleNamespace(params={"namespace": "ml"})
-    assert connection.complete_name(shell, "m") == ["mnist"]
-    assert connection.complete_name(shell, "x") == []
+    assert options.complete_name(shell, "m") == ["mnist"]
+    assert options.complete_name(shell, "x") == []
     never = threading.Event()
-    monkeypatch.setattr(connection, "_COMPLETION_SECONDS", 0.05)
+    monkeypatch.setattr(options, "_COMPLETION_SECONDS", 0.05)
     monkeypatch.setattr(FakeClient, "list", lambda *_, **__: [str(never.wait(60))])
-    assert connection.complete_name(shell, "m") == []
+    assert options.complete_name(shell, "m") == []
     never.set()
 
     def away(*_: object, **__: object) -> None:
         raise Unreachable("no cluster")
 
     monkeypatch.setattr(FakeClient, "list", away)
-    assert connection.complete_name(shell, "m") == []
+    assert options.complete_name(shell, "m") == []

@@ -15,15 +15,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dtj.api.errors import NotFound, TimedOut
-from dtj.cli import local_place
-from dtj.cli.local_place import LocalPlace
 from dtj.cli.main import app
 from dtj.client import LogQuery
-from dtj.local import output_file
+from dtj.local import output
 from dtj.local.processes import end_marked
 from dtj.local.runs import ANNOTATION_S3, Run, Runs
 from dtj.status.events import Happening, event
 from dtj.status.times import written_time
+from dtj.views import local_place
+from dtj.views.local_place import LocalPlace
 from tests.unit.support.jobs import job, manifest, stored
 from tests.unit.support.pods import START
 
@@ -131,12 +131,56 @@ def test_following_ends_with_the_run_and_waits_for_whole_lines(run: Run) -> None
     assert seen == ["step 2", "step 2"]
 
 
+ROUNDS = """[rank 0] step 1
+[rank 1] step 1
+dtj: round 1 begins, after the failure of worker-0: killed
+[rank 0] dtj: round 1 begins
+[rank 0] step 2
+"""
+
+
+def test_a_round_of_the_newest_attempt_is_chosen(run: Run) -> None:
+    folder = run.folder / "launcher-0"
+    with (folder / "output.log").open("a") as log:
+        begin = log.tell()
+        log.write(ROUNDS)
+    (folder / "output.begin").write_text(f"2 {begin}")
+    (run.folder / "worker-0" / "output.begin").write_text("1 0")
+
+    assert lines(run, round=0) == [("rank 0", "step 1"), ("rank 1", "step 1")]
+    assert call("logs", "mnist", "--round", "1", "--rank", "0", "--tail", "1").stdout == "[rank 0] step 2\n"
+    assert lines(run, round=0, role="worker", index=0) == [("rank 0", "step 1")], "not those of attempt 1"
+    missing = call("logs", "mnist", "--round", "2").exception
+    assert isinstance(missing, NotFound)
+    assert str(missing) == "the logs of the newest attempt of mnist have no round 2: they have rounds 0, 1"
+
+
+@pytest.mark.parametrize(
+    "over", ["dtj: round 2 begins, after the failure of worker-0: killed\n", "attempt 2"]
+)
+def test_a_round_is_followed_until_it_is_over(run: Run, over: str) -> None:
+    folder = run.folder / "launcher-0"
+    log = folder / "output.log"
+    log.write_text(ROUNDS)
+    (folder / "output.begin").write_text("1 0")
+    with run.locked():
+        followed = LocalPlace(run, run.folder).logs(LogQuery(follow=True, round=1, rank=0))
+        assert [next(followed).text, next(followed).text] == ["dtj: round 1 begins", "step 2"]
+        with log.open("a") as file:
+            file.write("[rank 0] step 3\n")
+            file.flush()
+            if over == "attempt 2":
+                (folder / "output.begin").write_text(f"2 {log.stat().st_size}")
+            file.write(f"{over}\n[rank 0] step 4\n")
+        assert [line.text for line in followed] == ["step 3"]
+
+
 def test_lines_whose_space_was_released_are_skipped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_file, "ROTATE_BYTES", 1 << 16)
-    monkeypatch.setattr(output_file, "MOST_BYTES", 2 << 16)
+    monkeypatch.setattr(output, "ROTATE_BYTES", 1 << 16)
+    monkeypatch.setattr(output, "MOST_BYTES", 2 << 16)
     log = run.folder / "worker-0" / "output.log"
     log.write_text("".join(f"step {number}\n" for number in range(30_000)))
-    output_file.limit_space(log)
+    output.limit_space(log)
     shown = [text for _, text in lines(run, role="worker", index=0)][2:]
     assert 5_000 < len(shown) < 7_000
     assert shown == [f"step {number}" for number in range(30_000 - len(shown), 30_000)]

@@ -63,7 +63,7 @@ def test_a_fault_of_dtj_itself_is_told_as_such(ended: Ended, monkeypatch: pytest
     monkeypatch.setattr(jobs, "connect", lambda *_: 1 / 0)
     code, told = ended("suspend", "mnist")
     assert code == 70
-    assert told.startswith("dtj: a fault of dtj itself: ZeroDivisionError")
+    assert told.startswith("dtj: an error in dtj itself: ZeroDivisionError")
     assert "Traceback" not in told
 
 

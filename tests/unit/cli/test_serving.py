@@ -14,7 +14,7 @@ import yaml
 
 from dtj.api.errors import DtjError, NotFound, Unusable
 from dtj_trainer.contract.distribution import version
-from dtj_trainer.serving.serve_options import read_options
+from dtj_trainer.serving.serve import read_options
 from tests.unit.support.fake_client import FakeArtifacts, FakeClient, call
 
 
@@ -179,10 +179,10 @@ def test_kserve_gets_an_inference_service() -> None:
         (("vgg", "--manifest"), "'vgg' has to be NAME=FOLDER or NAME=URI"),
         ((f"vgg={URI}", f"vgg={URI}", "--manifest"), "the name vgg is given twice"),
         ((f"V.G={URI}", "--manifest"), "--name 'V.G-serve' has to be"),
-        ((f"vgg={URI}", "--manifest", "--host=0.0.0.0"), "--host is not for --manifest"),
-        ((f"vgg={URI}", "--manifest", "--token-file=x"), "--token-file is not for --manifest"),
+        ((f"vgg={URI}", "--manifest", "--host=0.0.0.0"), "--host can't be used with --manifest"),
+        ((f"vgg={URI}", "--manifest", "--token-file=x"), "--token-file can't be used with --manifest"),
         ((f"vgg={URI}", "--manifest", "--max-held=1"), "--max-held 1 has to be at least --max-body 16"),
-        ((f"vgg={URI}", "--manifest", "--local"), "--local is not for --manifest"),
+        ((f"vgg={URI}", "--manifest", "--local"), "--local can't be used with --manifest"),
         ((f"vgg={URI}", "--secret=s3"), "--secret is for --manifest"),
         ((f"vgg={URI}", "--kserve"), "--kserve is for --manifest"),
         ((f"vgg={URI}", "--service-account=a"), "--service-account is for --manifest"),

@@ -129,7 +129,7 @@ def test_words_replace_the_program_of_a_job_file(client: type[FakeClient], file:
 
 def test_a_job_file_takes_no_option_of_scripts(file: Path) -> None:
     error = call("submit", file, "--workers", "3").exception
-    assert str(error) == f"--workers is for a script or a folder, and {file} is a job file"
+    assert str(error) == f"--workers is only for a script or a folder, and {file} is a job file"
 
 
 DDP = "import torch.distributed as dist\nimport steps\n"
@@ -154,7 +154,7 @@ def test_a_script_becomes_a_job_with_its_folder(client: type[FakeClient], folder
     assert result.stdout == f"{name} submitted to namespace ml\n"
     assert result.stderr.splitlines()[:3] == [
         "train.py:1: import torch.distributed as dist → strategy TorchDistributed",
-        f"{folder}: 2 files, {len(client.archive or b'')} bytes packed",
+        f"{folder}: 2 files, {len(client.archive or b'')} B packed",
         "left out by patterns: .git/",
     ]
     assert "need S3 credentials" in result.stderr
@@ -180,7 +180,7 @@ def test_the_commit_of_the_folder_is_told_to_the_job(client: type[FakeClient], f
 
 
 def test_the_summary_of_a_job_without_a_bucket_says_so(client: type[FakeClient], folder: Path) -> None:
-    assert "nothing of the job is kept" in call("submit", folder, "--image", "i", "-d").stderr
+    assert "no files of the job will be kept" in call("submit", folder, "--image", "i", "-d").stderr
 
 
 def test_secrets_and_accounts_reach_every_pod(client: type[FakeClient], folder: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_taken_name_is_refused_with_the_line_that_works(client: type[FakeClien
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "nothing names the image of a TorchDistributed job"),
+        ((), "no image is given for a TorchDistributed job"),
         (
             ("--strategy", "Slurm"),
             "--strategy must be Horovod, ParameterServer or TorchDistributed, got Slurm",
@@ -307,6 +307,33 @@ def test_defaults_come_from_options_then_the_file_then_the_namespace(
     assert spec.accelerator.node_selector == {"pool": "h100"}
 
 
+@pytest.mark.parametrize(
+    ("words", "variable", "expected"),
+    [
+        ((), "", None),  # The administrator named the endpoint, not the user.
+        (("--artifacts", "s3://own/jobs", "--artifacts-endpoint", "http://mine:1"), "", "http://mine:1"),
+        (("--artifacts-endpoint", "http://mine:1"), "http://here:1", "http://here:1"),
+        (("--artifacts-endpoint", "http://mine:1", "--endpoint", "http://near:1"), "http://here:1", "http://near:1"),
+    ],
+    ids=("of the namespace", "of the job", "of a variable", "of the option"),
+)  # fmt: skip
+def test_large_code_goes_to_the_endpoint_that_the_user_named(
+    client: type[FakeClient],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    variable: str,
+    expected: str | None,
+) -> None:
+    monkeypatch.setattr(client, "given", read(OF_NAMESPACE, "here"))
+    monkeypatch.setattr("dtj.client.code_job.CONFIG_MAP_BYTES", 10)
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", variable)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    assert call("submit", folder, *words, "-d").exit_code == 0
+    assert ("submit", expected) in client.calls
+
+
 def test_an_account_of_an_option_replaces_the_secret_of_the_namespace(
     client: type[FakeClient], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,7 +405,7 @@ def test_the_page_shows_what_is_printed(
     result = call(*found[0].split(), "--detach")
 
     def lines(text: str) -> list[str]:
-        return re.sub(r"train-\w{5}\b|\d+ bytes", "…", text).splitlines()
+        return re.sub(r"train-\w{5}\b|\d+ B", "…", text).splitlines()
 
     printed = [*lines(result.stderr), *lines(result.stdout)]
     assert [line for line in printed if line in lines(found[1])] == lines(found[1])

@@ -19,8 +19,8 @@ from tensorboardX import SummaryWriter
 from dtj.api.errors import DtjError, Unusable
 from dtj.cli import tensorboard
 from dtj.local.processes import is_alive
-from dtj_trainer.artifacts.event_files import EventFiles
 from dtj_trainer.contract.distribution import install_line
+from dtj_trainer.tensorboard_pod import EventFiles
 from tests.patience import PATIENCE
 from tests.unit.support.fake_client import call
 

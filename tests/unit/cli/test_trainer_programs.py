@@ -14,7 +14,7 @@ from dtj.api.errors import DtjError, NotFound, Unreachable, Unusable
 from dtj.cli.trainer_programs import ERRORS, run
 from dtj_trainer.data.errors import DataError
 from dtj_trainer.serving.errors import ServingError
-from dtj_trainer.serving.serve_options import Misconfigured
+from dtj_trainer.serving.serve import Misconfigured
 
 STORE = {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "key"}
 
@@ -64,7 +64,7 @@ def test_other_ends_of_a_program_are_told() -> None:
         run(python("exit(7)"))
     with pytest.raises(DtjError, match="was ended by SIGKILL") as killed:
         run(python("import os; os.kill(os.getpid(), 9)"))
-    assert killed.value.remedy == "the kernel sends SIGKILL where memory runs out"
+    assert killed.value.remedy == "the kernel sends SIGKILL if memory runs out"
 
 
 def test_the_program_reaches_its_store_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

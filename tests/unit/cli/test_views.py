@@ -17,16 +17,17 @@ from typing import Any
 import pytest
 from rich.console import RenderableType
 
-from dtj.cli.durations import brief, seconds_of
 from dtj.cli.job_table import COLUMNS, WIDE_COLUMNS, event_table, job_table
 from dtj.cli.logs import LinePainter
-from dtj.cli.replica_state import replica_state
+from dtj.cli.options import seconds_of
 from dtj.cli.status_view import one_line, status_view
 from dtj.cli.terminal import VisibleConsole
-from dtj.cli.top_view import NO_METRICS, top_view
+from dtj.cli.top import NO_METRICS, top_view
 from dtj.client import DistributedTrainingJob, JobEvent, LogLine, Pod, PodUsage
-from dtj.client.views import pod_of
+from dtj.client.objects import pod_of
 from dtj.status.times import written_time
+from dtj.views.figures import brief
+from dtj.views.replicas import replica_state
 from tests.unit.support.jobs import manifest
 from tests.unit.support.pods import (
     START,
@@ -113,7 +114,7 @@ def test_durations_are_read_with_units_or_as_seconds(text: str, seconds: float) 
 
 @pytest.mark.parametrize("text", ["", "soon", "10 m", "-5", "5x", "m"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(Exception, match="is no duration"):
+    with pytest.raises(Exception, match="is not a duration"):
         seconds_of(text)
 
 
@@ -165,8 +166,8 @@ def test_the_status_says_from_which_checkpoints_the_job_goes_on() -> None:
     shown = rendered(status_view(job(status), views(*healthy(2)), [], at(60)), width=200)
     facts = {line[:12].strip(): line[12:] for line in shown}
     assert facts["Went back"] == f"to {prefix}/20, for attempt 3"
-    assert facts["Skipped"] == f"{prefix}/30-3, {prefix}/25-3: no attempt has made a step from there"
-    assert facts["In the pod"] == "checkpoint 35 is complete in the pod, none is in the bucket"
+    assert facts["Skipped"] == f"{prefix}/30-3, {prefix}/25-3: no attempt that restored them has made a step"
+    assert facts["In the pod"] == "checkpoint 35 is complete in the pod, and none is in the bucket"
 
 
 def test_a_list_of_all_namespaces_names_them() -> None:
@@ -236,7 +237,7 @@ def test_a_job_that_no_operator_has_seen_is_shown_too() -> None:
 
 def test_a_job_of_another_controller_is_shown_as_such() -> None:
     theirs = job(runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"})
-    assert "Managed by  kueue.x-k8s.io/multikueue: dtj's operator leaves the job alone" in rendered(
+    assert "Managed by  kueue.x-k8s.io/multikueue: dtj's operator does not touch the job" in rendered(
         status_view(theirs, [], [], at(5))
     )
     ours = job(runPolicy={"managedBy": "dtj.dev/operator"})
@@ -281,7 +282,7 @@ def test_a_status_fits_a_narrow_terminal() -> None:
     ],
 )
 def test_the_state_of_a_replica_is_told_in_a_few_words(made: dict[str, Any], state: str) -> None:
-    assert replica_state(pod_of(made)).plain == state
+    assert replica_state(pod_of(made)).words == state
 
 
 def test_a_pod_says_why_it_waits_or_ended() -> None:

@@ -135,7 +135,7 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.T
     ("content", "message"),
     [
         (tar_of(entry("/etc/passwd")), "'/etc/passwd' is an absolute name"),
-        (tar_of(entry("a/../../b")), "'a/../../b' leaves the folder"),
+        (tar_of(entry("a/../../b")), "'a/../../b' leads out of the folder"),
         (tar_of(entry("a", tarfile.SYMTYPE, "/etc")), "'a' is a link: only files and folders are allowed"),
         (tar_of(entry("a", tarfile.LNKTYPE, "b")), "'a' is a hard link"),
         (tar_of(entry("a", tarfile.CHRTYPE)), "'a' is a device"),
@@ -187,6 +187,31 @@ def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     )
     padded = gzip.compress(entry("a").tobuf(tarfile.GNU_FORMAT) + bytes(2 * 1024**2))
     assert refused(tmp_path, padded) == "the archive has more bytes after its end"
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("UNPACKED_BYTES", "the files up to 'b.py' have 16 bytes, and may have 9"),
+        ("PACKED_BYTES", r"the archive has at least \d+ bytes, and may have 9"),
+        ("MOST_ENTRIES", "has more than 9 files and folders"),
+    ],
+)
+def test_a_folder_above_a_limit_is_refused_before_it_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, message: str
+) -> None:
+    for name in "abcdefghij":
+        (tmp_path / f"{name}.py").write_text("print(1)")
+    monkeypatch.setattr(code_archive, limit, 9)
+    with pytest.raises(Unusable, match=message):
+        pack(select(tmp_path), io.BytesIO())
+
+
+def test_an_archive_above_the_limit_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_archive, "PACKED_BYTES", 9)
+    assert refused(tmp_path, b"0123456789") == "the archive has 10 bytes, and may have 9"
 
 
 def test_an_archive_of_gnu_tar_is_accepted(tmp_path: Path) -> None:
@@ -250,7 +275,7 @@ def test_what_stays_out_of_a_folder(tmp_path: Path) -> None:
         ".hidden", "keep.log", "link.py", "needed.bin", "pkg", "pkg/a.py", "train.py",
     ]  # fmt: skip
     assert [(each.name, each.why) for each in chosen.left_out] == [
-        ("large.bin", "11 MiB; `!large.bin` in .dtjignore takes it in"),
+        ("large.bin", "11 MiB; `!large.bin` in .dtjignore includes it"),
         ("venv/", "a Python environment"),
     ]
 
@@ -296,5 +321,5 @@ def test_a_file_that_changes_while_it_is_packed_is_an_error(
 def test_the_home_folder_is_not_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     for folder in (tmp_path / "me", tmp_path, Path("/")):
-        with pytest.raises(Unusable, match="dtj would send everything in it"):
+        with pytest.raises(Unusable, match="dtj would send all files in it"):
             select(folder)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dtj.api.code import config_maps_of
+from dtj.api.spec import config_maps_of_code
 from dtj.client import (
     Artifacts,
     AsyncClient,
@@ -155,4 +155,4 @@ def test_the_archive_of_a_uri_has_the_credentials_of_the_job(
     ],
 )
 def test_each_config_map_of_a_job_of_any_form_is_named_once(spec: Any, names: list[str]) -> None:
-    assert config_maps_of({"spec": spec}) == names
+    assert config_maps_of_code({"spec": spec}) == names

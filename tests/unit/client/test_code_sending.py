@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from dtj.api.code import Code
 from dtj.api.identity import LABEL_CODE
 from dtj.api.job import Manifest
+from dtj.api.spec import Code
 from dtj.client import AsyncClient, DistributedTrainingJob, DtjError, Unreachable, Unusable
 from dtj.client.code_job import Wishes, job_manifest, packed_code, packed_packages, read_program
 from dtj.client.failures import NameTaken

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dtj.client.artifacts import Artifacts
-from dtj.client.bucket_logs import bucket_log
-from dtj.client.log_source import Selection
-from dtj.client.views import LogQuery
+from dtj.client.logs import LogSelection, bucket_log
+from dtj.client.objects import LogQuery
 from dtj_trainer.artifacts.store import StoredObject
 from tests.unit.support.jobs import job
 
@@ -35,7 +34,7 @@ def last(objects: Objects, tail: int, most: int | None = None) -> list[str]:
     artifacts = Artifacts("s3://bucket/job", {})
     artifacts.__dict__["store"] = objects
     query = LogQuery(tail=tail, tail_bytes=most)
-    return [line.text for line in bucket_log(artifacts, Selection(job(), query))]
+    return [line.text for line in bucket_log(artifacts, LogSelection(job(), query))]
 
 
 def test_the_end_of_a_large_log_is_read() -> None:

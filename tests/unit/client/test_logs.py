@@ -3,6 +3,7 @@
 * lines of a pod, of a file, and their order by time
 * pods and files for a role, an index or a rank
 * following over a restart, a cut connection and the deletion of the job
+* the lines of one round, also followed
 * jobs without pods and without artifacts
 """
 
@@ -16,7 +17,7 @@ import pytest
 
 from dtj.api.job import Job
 from dtj.client import AsyncClient, LogLine, LogQuery, NotFound, Unusable
-from dtj.client.log_source import Selection, file_line, pod_line
+from dtj.client.logs import LogSelection, file_line, pod_line
 from dtj.client.pod_logs import in_order
 from tests.patience import PATIENCE
 from tests.unit.support import jobs
@@ -81,7 +82,7 @@ PS_FILES = ["chief-0", "ps-0", "worker-0", "worker-1"]
 def test_what_is_read_for_a_choice(
     job: dict[str, Any], choice: dict[str, Any], pods: list[str], files: list[str]
 ) -> None:
-    selection = Selection(a_job(**job), LogQuery(**choice))
+    selection = LogSelection(a_job(**job), LogQuery(**choice))
     names = PS_FILES if job else ["launcher-0", "worker-0", "worker-1"]
     assert [name for name in names if selection.has_pod(*split(name))] == pods
     assert selection.files(PS_FILES if job else HOROVOD_FILES) == files
@@ -103,7 +104,7 @@ TORCH_PODS = ["worker-0", "worker-1"]
 def test_what_is_read_for_a_choice_where_pods_run_several_ranks_each(
     choice: dict[str, Any], pods: list[str], files: list[str]
 ) -> None:
-    selection = Selection(a_job(**TORCH), LogQuery(**choice))
+    selection = LogSelection(a_job(**TORCH), LogQuery(**choice))
 
     assert [name for name in TORCH_PODS if selection.has_pod(*split(name))] == pods
     # Ranks that the job's own command starts, as torchrun, share the log of their pod.
@@ -111,12 +112,12 @@ def test_what_is_read_for_a_choice_where_pods_run_several_ranks_each(
 
 
 def test_the_ranks_files_are_read_where_the_launchers_is_missing() -> None:
-    assert Selection(a_job()).files(["rank-0", "rank-1"]) == ["rank-0", "rank-1"]
+    assert LogSelection(a_job()).files(["rank-0", "rank-1"]) == ["rank-0", "rank-1"]
 
 
 def test_a_worker_that_the_job_has_no_longer_keeps_its_lines() -> None:
     smaller = a_job(replicaSpecs={"worker": {"replicas": 2}})
-    assert Selection(smaller, LogQuery("worker", 3)).files(["rank-1", "rank-3"]) == ["rank-3"]
+    assert LogSelection(smaller, LogQuery("worker", 3)).files(["rank-1", "rank-3"]) == ["rank-3"]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_a_choice_that_means_nothing_is_refused(
     job: dict[str, Any], choice: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Unusable, match=message):
-        Selection(a_job(**job), LogQuery(**choice))
+        LogSelection(a_job(**job), LogQuery(**choice))
 
 
 async def test_the_launchers_log_has_all_ranks(server: HttpCluster, client: AsyncClient) -> None:
@@ -236,6 +237,87 @@ async def test_following_from_the_last_lines_on(server: HttpCluster, client: Asy
     server.cluster.put(stored_pod("mnist-launcher-0", phase="Succeeded"))
     server.set_status("mnist", **ENDED)
     assert await asyncio.wait_for(following, 20 * PATIENCE) == [("rank 1", "5"), ("rank 1", "7")]
+
+
+ROUNDS = (
+    stamp(1, "starts"),
+    stamp(2, "[rank 0] zero"),
+    stamp(3, "[rank 1] one"),
+    stamp(4, "dtj: round 1 begins, after the failure of worker-1: killed"),
+    stamp(5, "[rank 0] dtj: round 1 begins"),
+    stamp(6, "[rank 0] zero again"),
+    stamp(7, "[rank 1] dtj: round 1 begins"),
+    stamp(8, "[rank 1] one again"),
+)
+
+
+async def test_the_lines_of_one_round_are_read(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored())
+    for name in ("mnist-launcher-0", "mnist-worker-0", "mnist-worker-1"):
+        server.cluster.put(stored_pod(name))
+    server.logs.print("mnist-launcher-0", *ROUNDS)
+    server.logs.print("mnist-worker-1", stamp(3.5, "dtj: INFO: round 1 begins with checkpoint 3"))
+
+    assert await read(client, round=0) == [
+        ("launcher-0", "starts"),
+        ("rank 0", "zero"),
+        ("rank 1", "one"),
+    ]
+    assert await read(client, round=1, rank=0) == [
+        ("rank 0", "dtj: round 1 begins"),
+        ("rank 0", "zero again"),
+    ]
+    assert await read(client, round=1, rank=1, tail=1) == [("rank 1", "one again")]
+    assert await read(client, round=0, tail=1) == [("rank 1", "one")], "not the last line of the log"
+    assert await read(client, round=0, role="worker", index=1) == [("rank 1", "one")]
+    with pytest.raises(NotFound, match="newest attempt of mnist have no round 3: they have rounds 0, 1"):
+        await read(client, round=3)
+
+
+async def test_a_log_without_its_beginning_has_the_rounds_that_are_left(
+    server: HttpCluster, client: AsyncClient
+) -> None:
+    server.cluster.put(stored())
+    server.cluster.put(stored_pod("mnist-launcher-0"))
+    server.logs.print(
+        "mnist-launcher-0",
+        stamp(1, "[rank 0] in 4"),
+        stamp(2, "dtj: round 5 begins, after the failure of worker-1: killed"),
+        stamp(3, "[rank 0] dtj: round 5 begins"),
+    )
+    assert await read(client, round=4) == [("rank 0", "in 4")]
+    with pytest.raises(NotFound, match="no round 0: they have rounds 4, 5"):
+        await read(client, round=0)
+
+
+@pytest.mark.parametrize("tail", [None, 1])
+async def test_a_round_is_followed_from_its_begin_to_its_end(
+    server: HttpCluster, client: AsyncClient, tail: int | None
+) -> None:
+    server.cluster.put(stored())
+    server.cluster.put(stored_pod("mnist-launcher-0"))
+    server.logs.print("mnist-launcher-0", *ROUNDS[:4])
+    following = asyncio.create_task(read(client, follow=True, rank=0, round=1, tail=tail))
+    await until(lambda: any("follow=true" in path for path in server.paths))
+    server.logs.print("mnist-launcher-0", *ROUNDS[4:], stamp(9, "dtj: round 2 begins, after the failure of"))
+
+    assert await asyncio.wait_for(following, 20 * PATIENCE) == [
+        ("rank 0", "dtj: round 1 begins"),
+        ("rank 0", "zero again"),
+    ], "the job runs on"
+
+
+async def test_a_round_is_not_followed_into_a_later_attempt(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored())
+    server.cluster.put(stored_pod("mnist-launcher-0"))
+    server.logs.print("mnist-launcher-0", *ROUNDS[:3])
+    followings = [asyncio.create_task(read(client, follow=True, round=number)) for number in (0, 1)]
+    await until(lambda: sum("follow=true" in path for path in server.paths) == 2)
+    server.cluster.put(stored_pod("mnist-launcher-0", attempt=2))
+
+    assert len(await asyncio.wait_for(followings[0], 20 * PATIENCE)) == 3
+    with pytest.raises(NotFound, match="no round 1: they have round 0"):
+        await asyncio.wait_for(followings[1], 20 * PATIENCE)
 
 
 async def test_a_follower_ends_when_the_job_is_deleted(server: HttpCluster, client: AsyncClient) -> None:

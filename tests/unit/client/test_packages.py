@@ -25,6 +25,7 @@ from dtj_trainer.contract.package_set import FILE, PackageSet
 from tests.wheels import wheel
 
 OWN = {"torch": "2.13.0+cpu", "numpy": "2.4.6", "pillow": "13.0.0", "web": "5.0", "tensorflow-cpu": "2.21.0"}
+OWN["built"] = "0.28.1"
 LIGHT = ["torch>=2.1", "numpy", "tiny"]
 Choose = Callable[..., Wheels]
 
@@ -88,6 +89,8 @@ def chosen(wheels: Wheels) -> list[str]:
             ["light-1.0", "pillow-12.0.0", "tiny-0.4"],
             ["numpy", "tensorflow-cpu", "torch"],
         ),
+        # An extra of a package that no registry has a wheel of is the image's.
+        ("built[fast]\ntiny", ["tiny-0.4"], ["built"]),
         # A package of a package may hide one of the image that is not protected. An extra may need more.
         (
             "styled\nsite\ntiny<0.4",
@@ -215,6 +218,29 @@ def test_images_of_this_release_are_known_by_name_in_any_registry() -> None:
             assert python_of(reference).packages == {**own, "dtjob": tag}
         with pytest.raises(Unusable):
             python_of(f"{name}:9.9.9")
+
+
+def test_images_for_gpus_have_the_python_of_their_page_and_the_pinned_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    page = (Path(__file__).parents[3] / "docs/gpu-images.md").read_text()
+    (tag,) = set(re.findall(r"reg\S+/dtj-trainer-horovod:(\S+-\S+)", page))
+    assert set(re.findall(r"--base \S+-(\w+[\d.]+) ", page)) == {"ubuntu24.04"}, "whose Python is 3.12"
+    monkeypatch.setattr(image_python, "_labels", lambda _: {})
+    torch, tensorflow = (
+        python_of(f"reg.example/dtj-trainer-{name}:{tag}") for name in ("horovod", "tensorflow")
+    )
+    assert torch.version == tensorflow.version == "3.12"
+    assert torch.packages is not None
+    assert torch.packages["torch"] == known_packages()["dtj-trainer-horovod"]["torch"].partition("+")[0]
+    assert tensorflow.packages is not None
+    assert tensorflow.packages.keys() & {"tensorflow", "tensorflow-cpu"} == {"tensorflow"}
+    with pytest.raises(Unusable, match="does not know which Python"):
+        python_of(f"reg.example/dtj-trainer-horovod:{dtj.__version__}-ours")
+    labels = {"dtj.dev/python": "3.13", "dtj.dev/packages": "torch==2.13.1"}
+    monkeypatch.setattr(image_python, "_labels", lambda _: labels)
+    found = python_of(f"reg.example/dtj-trainer-horovod:{tag}")
+    assert (found.version, found.packages) == ("3.13", {"torch": "2.13.1"})
 
 
 def test_labels_of_an_image_tell_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,17 @@ async def test_lists_are_read_page_by_page(
     assert server.paths[-1].startswith("/apis/dtj.dev/v1alpha1/distributedtrainingjobs?")
 
 
+async def test_a_job_that_can_not_be_read_hides_no_other(
+    server: HttpCluster, client: AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.cluster.put(stored("old"))
+    server.cluster.put(stored("new", strategy="Jax"))
+    assert [job.name for job in await client.list()] == ["old"]
+    (record,) = caplog.records
+    assert "the job new can't be read: spec.strategy" in record.getMessage()
+    assert record.getMessage().endswith("upgrade dtj")
+
+
 async def test_what_a_newer_operator_wrote_can_be_read(server: HttpCluster, client: AsyncClient) -> None:
     server.cluster.put(
         stored(fromTheFuture=1) | {"status": {"phase": "Dreaming", "attempt": 3, "mood": "good"}}

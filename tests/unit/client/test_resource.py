@@ -82,7 +82,7 @@ def test_every_fault_of_a_manifest_is_told() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a: [", "no YAML"),
+        ("a: [", "invalid YAML"),
         ("", "the file is empty"),
         ("kind: Secret\n---\nkind: Service", "only Secret, Service"),
         ("- a", "only a list"),

@@ -118,6 +118,16 @@ async def test_of_a_list_of_large_objects_one_is_in_memory() -> None:
     assert peak < 1.5 * one, "of some 29 MB each"
 
 
+async def test_of_a_large_item_what_is_seen_of_it_stays() -> None:
+    text = json.dumps({"items": [{"n": 1}, LARGE, {"n": 2}, {"n": "x" * 200_000}]}).encode()
+    for sizes in ([], [1_000] * 3_000):
+        seen: list[Any] = []
+        body = ListBody()
+        items = [item async for some in listed(pieces(text, sizes), body, seen.append) for item in some]
+        assert items == [{"n": 1}, None, {"n": 2}, None]
+        assert (len(seen[0]["spec"]["tolerations"]), len(seen[1]["n"])) == (400_000, 200_000)
+
+
 def tracemalloc_of_one() -> int:
     """The bytes of one large object."""
     text = json.dumps(LARGE)

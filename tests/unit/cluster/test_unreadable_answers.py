@@ -67,7 +67,7 @@ def levels_of(data: object) -> int:
 async def test_an_answer_that_is_no_object_is_no_answer(text: str) -> None:
     async with answering(lambda _: text) as api:
         for request in (api.get(POD), api.create(POD), api.pods_of("ml", "one"), anext(api.pages(PODS))):
-            with pytest.raises(ApiError, match="the answer is no JSON of an object") as raised:
+            with pytest.raises(ApiError, match="the answer is not a JSON object") as raised:
                 await request  # type: ignore[misc]
             assert raised.value.status == 0
 
@@ -75,7 +75,7 @@ async def test_an_answer_that_is_no_object_is_no_answer(text: str) -> None:
 @pytest.mark.parametrize("text", ["{}", '{"items": []}', '{"metadata": {"resourceVersion": "1"}}'])
 async def test_a_list_without_its_parts_is_no_answer(text: str) -> None:
     async with answering(lambda _: text) as api:
-        with pytest.raises(ApiError, match="the answer is no list of objects") as raised:
+        with pytest.raises(ApiError, match="the answer is not a list of objects") as raised:
             await anext(api.pages(PODS))
         assert raised.value.status == 0
 
@@ -106,7 +106,7 @@ async def test_an_object_that_is_nested_without_end_hides_no_other_of_its_list_a
     page = f'{{"metadata": {{"resourceVersion": "1"}}, "items": [{other}, {deep}, {other}]}}'
     events = f'{{"type": "ADDED", "object": {deep}}}\n{{"type": "ADDED", "object": {other}}}\n'
     async with answering(lambda request: events if "watch" in request.query else page) as api:
-        items, _ = await anext(api.pages(PODS))
+        items = [item async for some, _ in api.pages(PODS) for item in some]
         watched = [about async for _, about in api.changes(PODS, "1")]
 
     assert [item["metadata"]["name"] for item in items] == ["other", "deep", "other"]

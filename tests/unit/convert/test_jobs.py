@@ -26,10 +26,9 @@ from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.api.validation import faults
 from dtj.cli import convert as command
 from dtj.cli import main
-from dtj.convert.job import convert, is_job
+from dtj.convert.job import convert, is_job, ways
 from dtj.convert.mpirun import NoProgram, parse_launch
 from dtj.convert.notes import Conversion
-from dtj.convert.others import ways
 from dtj.plan.job import plan_job
 from dtj.plan.start import START
 from tests.unit.support.pods import kubelet_environment
@@ -484,9 +483,9 @@ def test_a_date_is_text_as_in_kubernetes() -> None:
     [
         ("", "-: has no job of Kubeflow or torchx"),
         ("a: 1\n", "has no job of Kubeflow or torchx, only an object without kind"),
-        ("- 1\n", "has something else than Kubernetes objects"),
+        ("- 1\n", "not all documents are Kubernetes objects"),
         ("a: 1\nb: 2\na: 3\n", "-:3: a: given twice, on line 1 already"),
-        ("a: b: c\n", "-:1: no YAML: "),
+        ("a: b: c\n", "-:1: invalid YAML: "),
         ("a: " + 1000 * "[", "nested too deeply"),
     ],
 )

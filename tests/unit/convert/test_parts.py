@@ -20,9 +20,9 @@ import yaml
 
 from dtj.api.job import Manifest
 from dtj.convert.job import convert
+from dtj.convert.mpi import NeverStarts, Uneven, ranks_of_each_worker
 from dtj.convert.mpirun import parse_launch
 from dtj.convert.notes import Conversion
-from dtj.convert.ranks import NeverStarts, Uneven, ranks_of_each_worker
 from dtj.convert.replicas import COMMAND_GIVEN
 from dtj.plan.job import plan_job
 from dtj.plan.pods import trainer_container
@@ -439,7 +439,7 @@ def test_the_program_of_a_tfjob_sees_the_same_cluster(name: str, cluster: set[st
     plan = plan_job(read(convert(manifest(name))))
 
     assert json.loads(plan.config["data"]["tf_cluster.json"]).keys() == cluster
-    assert plan.decisive == (f"{name}-{decisive}",)
+    assert plan.shape.decisive == (f"{name}-{decisive}",)
 
 
 @pytest.mark.parametrize(
@@ -483,7 +483,7 @@ def test_a_chief_or_master_without_other_replicas_is_the_only_worker(
     converted = read(convert(job))
     plan = plan_job(converted)
     assert [pod["metadata"]["name"] for pod in plan.pods] == ["tf-dist-digits-worker-0"]
-    assert plan.decisive == ("tf-dist-digits-worker-0",)
+    assert plan.shape.decisive == ("tf-dist-digits-worker-0",)
     assert converted.spec.run_policy.backoff_limit == limit
 
 

@@ -19,7 +19,7 @@ import yaml
 from dtj.api.job import Job, Manifest, read_job
 from dtj.convert.job import convert
 from dtj.plan.job import plan_job
-from dtj_trainer.launch.mpirun import mpirun_command
+from dtj_trainer.launch.mpirun_hosts import mpirun_command
 from dtj_trainer.launch.settings import read_settings
 from tests.unit.support.container_run import Image, Run
 from tests.unit.support.pods import kubelet_environment

@@ -16,10 +16,11 @@ import pytest
 import yaml
 
 from dtj.api.job import Manifest
-from dtj.api.torch_distributed import StartedBy, procs_per_worker, ranks_start
+from dtj.api.spec import StartedBy
+from dtj.api.torch_distributed import procs_per_worker, ranks_start
 from dtj.convert.job import convert, is_job
 from dtj.convert.notes import Conversion
-from dtj.convert.torchrun import read_torchrun
+from dtj.convert.torch import read_torchrun
 from dtj.convert.training_runtime import patched
 from tests.unit.support.conversions import read, refusals
 

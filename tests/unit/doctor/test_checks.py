@@ -30,12 +30,10 @@ from dtj.api.quantities import amount, pod_requests, shown
 from dtj.cluster.port import ApiError
 from dtj.doctor import in_pod
 from dtj.doctor.capacity import node_checks, quota_checks
-from dtj.doctor.check import Check
-from dtj.doctor.credentials import secret_checks
-from dtj.doctor.findings import PERMISSIONS, ClusterFindings, JobFindings, SecretKeys, Unread
-from dtj.doctor.gather import run_pod
+from dtj.doctor.examine import run_pod
+from dtj.doctor.findings import PERMISSIONS, Check, ClusterFindings, JobFindings, SecretKeys, Unread
 from dtj.doctor.installation import installation_checks, python_checks
-from dtj.doctor.probe import STUCK_SECONDS, ended, pod_checks, probe_pod, stuck
+from dtj.doctor.probe import STUCK_SECONDS, ended, pod_checks, probe_pod, secret_checks, stuck
 from dtj.plan.job import plan_job
 from dtj_trainer.contract.distribution import version
 from tests.patience import PATIENCE
@@ -174,7 +172,7 @@ def test_quantities_are_read_as_kubernetes_does(quantity: str | int, number: str
 
 @pytest.mark.parametrize("quantity", ["", "Gi", "1 Gi", "1gi", "1K", "x", "1e", "--1"])
 def test_what_is_no_quantity_is_refused(quantity: str) -> None:
-    with pytest.raises(ValueError, match="is no quantity"):
+    with pytest.raises(ValueError, match="is not a quantity"):
         amount(quantity)
 
 
@@ -277,7 +275,7 @@ def test_nodes_that_refuse_the_pods_are_told_with_their_reason() -> None:
     down["status"]["conditions"][0]["status"] = "Unknown"
     nodes = [node("a", gpus=1, taints=[taint]), node("b", gpus=1, unschedulable=True), down]
     _, worker, launcher = nodes_say(gpu_job(1), nodes=nodes)
-    assert launcher.message.startswith("no node takes the launcher pods, of 3")
+    assert launcher.message.startswith("none of 3 nodes takes the launcher pods")
     assert "1 has the taint team=vision:NoSchedule; 1 is cordoned; 1 is not ready" in worker.message
 
 
@@ -290,7 +288,7 @@ def test_taint_of_the_accelerator_and_selector_of_the_job_are_minded() -> None:
     assert told(nodes_say(job, nodes=[plain, fitting])) == [("accelerators", "ok"), ("room", "ok")]
     other = node("b", gpus=1, labels={"gpu": "a10"}, taints=[taint])
     *_, check = nodes_say(job, nodes=[plain, other])
-    assert check.message.endswith("of 2: 2 lacks the label gpu=h200")
+    assert check.message.endswith("worker pods: 2 lacks the label gpu=h200")
 
 
 def test_devices_that_no_node_counts_are_not_said_to_fit() -> None:

@@ -27,9 +27,9 @@ from dtj.api.crd import custom_resource_definition
 from dtj.api.job import Manifest
 from dtj.cli.main import app
 from dtj.doctor import examine as examination
-from dtj.doctor.check import Check, failed, ok, warning
 from dtj.doctor.examine import examine
-from dtj.doctor.webhook import faulty_job
+from dtj.doctor.findings import Check, failed, ok, warning
+from dtj.doctor.installation import faulty_job
 from tests.unit.support import jobs
 from tests.unit.support.admission import request
 from tests.unit.support.api_answers import refused
@@ -142,13 +142,13 @@ UNREACHED = (
     ("judge", "verdict", "part"),
     [
         (reviewed, "ok", "a faulty job is refused"),
-        (None, "failed", "does not reach it, and takes faulty jobs unchecked"),
+        (None, "failed", "does not reach the webhook, and accepts faulty jobs"),
         (
             lambda _: refused(500, "InternalError", UNREACHED),
             "failed",
             "and refuses all jobs: Internal error",
         ),
-        (lambda _: refused(403, "Forbidden", "a policy"), "warning", "refused with other words: a policy"),
+        (lambda _: refused(403, "Forbidden", "a policy"), "warning", "refused for another reason: a policy"),
     ],
     ids=["reached", "Ignore", "Fail", "a policy"],
 )

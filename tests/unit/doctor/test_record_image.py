@@ -9,7 +9,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.doctor.findings import ClusterFindings, Unread
-from dtj.doctor.record import record_check, record_image, record_probe
+from dtj.doctor.probe import record_check, record_image, record_probe
 from dtj.plan.tensorboard import DEFAULT_IMAGE
 from tests.unit.support import jobs
 from tests.unit.support.doctor import deployment
@@ -69,7 +69,7 @@ def test_the_pod_is_as_a_record_pod_and_passes_restricted() -> None:
         (
             {"waiting": {"reason": "ImagePullBackOff", "message": "no such tag"}},
             "warning",
-            "tb:1 can't be pulled, so that the ends of jobs are not recorded in the bucket: no such tag",
+            "tb:1 can't be pulled, so the ends of jobs are not recorded in the bucket: no such tag",
         ),
         ({"terminated": {"exitCode": 0}}, "ok", "tb:1 runs in record pods"),
         (

@@ -3,18 +3,23 @@
 * the environment of each replica, TF_CONFIG and progress ports
 * workspaces, config folders and references to variables
 * GPUs, Secrets, ssh and sidecars
+* how often `dtj run` renders each pod
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
 from dtj.api.job import Job, Manifest, read_job
+from dtj.local import runner
 from dtj.local.plan import (
     Place,
     container_ports,
@@ -22,6 +27,8 @@ from dtj.local.plan import (
     local_plan,
     missing_variables,
 )
+from dtj.local.pod import LocalPod
+from dtj.plan import pods
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.plan.pods import trainer_container
@@ -163,6 +170,27 @@ def test_references_to_variables_are_replaced_as_the_kubelet_does() -> None:
     assert environments(here)["mnist-launcher-0"]["A"] == "mnist"
 
 
+def test_an_address_of_the_spec_that_names_a_pod_is_on_this_machine() -> None:
+    plan = plan_job(
+        job(
+            artifacts={"uri": "s3://bucket/jobs"},
+            tracking={"mlflow": {"uri": "http://mnist-worker-0.mnist:5000"}},
+        )
+    )
+    here = local_plan(plan, place(plan))
+    assert environments(here)["mnist-worker-0"]["DTJ_TRACKING_URI"] == "http://127.0.0.1:5000"
+
+
+def test_dtjs_own_start_script_in_a_template_is_not_a_command_of_the_user() -> None:
+    own = {"spec": {"containers": [{"name": "trainer", "command": ["/bin/sh", "/etc/dtj/start.sh"]}]}}
+    plan = plan_job(job(replicaSpecs={"worker": {"replicas": 2, "template": own}}))
+    assert plan.shape.next_stage_on_running
+    assert of(local_plan(plan, place(plan)), "mnist-worker-0")["command"] == [
+        "/bin/sh",
+        f"{RUN}/config/start.sh",
+    ]
+
+
 def test_a_horovod_job_needs_no_ssh() -> None:
     plan = plan_job(job())
     here = local_plan(plan, place(plan))
@@ -211,3 +239,36 @@ def test_a_sidecar_is_told_of() -> None:
     plan = plan_job(job(replicaSpecs={"worker": {"replicas": 2, "template": sidecar}}))
     assert left_out(plan) == ["container proxy of the template does not run on this machine"]
     assert [c["name"] for c in local_plan(plan, place(plan)).pods[0]["spec"]["containers"]] == ["trainer"]
+
+
+@pytest.mark.parametrize("workers", [2, 32])
+def test_a_run_plans_once_and_renders_each_pod_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    calls = Counter[str]()
+    at_first: dict[str, int] = {}
+    started: list[str] = []
+
+    def count(module: object, name: str) -> None:
+        function = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args: (calls.update([name]), function(*args))[1])
+
+    def start(pod: LocalPod, environment: object) -> None:
+        at_first.update({} if started else calls)
+        started.append(pod.name)
+
+    async def until_all_started(drive: object) -> None:
+        while len(started) < workers:
+            await asyncio.sleep(0.01)
+
+    for module, name in ((runner, "plan_without_gang"), (pods, "complete"), (pods, "replica_pod")):
+        count(module, name)
+    monkeypatch.setattr(LocalPod, "_start", start)
+    monkeypatch.setattr(runner._Drive, "_to_the_end", until_all_started)
+    runner.run_job(
+        job(strategy="TorchDistributed", replicaSpecs={"worker": {"replicas": workers}}, artifacts=None),
+        Mock(),
+        home=tmp_path,
+    )
+    assert sorted(started) == sorted(f"mnist-worker-{index}" for index in range(workers))
+    assert at_first == calls == {"plan_without_gang": 1, "complete": workers}

@@ -26,12 +26,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dtj.api.errors import DtjError, Unusable
+from dtj.api.identity import LABEL_ATTEMPT
 from dtj.api.job import Manifest
 from dtj.api.job_file import read_job_file
 from dtj.cli.main import app
-from dtj.cli.run_view import RunView
+from dtj.cli.run import RunView
 from dtj.cli.words import Words
-from dtj.local import full_disk, machine, output_file, runner, store_keeper
+from dtj.local import machine, output, runner, store_keeper
 from dtj.local.output import _Tail, follow_outputs
 from dtj.local.pod import LocalPod
 from dtj.local.runs import Run, Runs, home
@@ -71,9 +72,9 @@ def test_a_disk_that_becomes_full_is_told_at_once_and_counts_from_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    now, free = 100.0, full_disk.LEAST_BYTES
-    monkeypatch.setattr(full_disk, "free_bytes", lambda _: free)
-    watch = full_disk.DiskWatch(tmp_path, told.append, lambda: now)
+    now, free = 100.0, runner.LEAST_BYTES
+    monkeypatch.setattr(runner, "free_bytes", lambda _: free)
+    watch = runner.DiskWatch(tmp_path, told.append, lambda: now)
     assert watch.full_seconds() is None
     assert told == []
     free = 12
@@ -83,7 +84,7 @@ def test_a_disk_that_becomes_full_is_told_at_once_and_counts_from_then(
     ]
     now += 9
     assert watch.full_seconds() == 9
-    free = full_disk.LEAST_BYTES
+    free = runner.LEAST_BYTES
     assert watch.full_seconds() is None
     free = 0
     assert watch.full_seconds() == 0
@@ -98,7 +99,7 @@ def test_a_run_whose_disk_was_full_for_a_moment_goes_on_and_is_stored(
 
     async def looks(drive: runner._Drive) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(full_disk, "free_bytes", lambda _: 0)
+            patch.setattr(runner, "free_bytes", lambda _: 0)
             patch.setattr(Run, "write", full)
             drive._cluster.suspend()
             drive._check_disks()
@@ -175,7 +176,7 @@ def test_ctrl_c_while_the_store_starts_is_answered(tmp_path: Path, monkeypatch: 
     file.write_text(FILE)
     result = CliRunner().invoke(app, ["run", str(file)])
     assert result.exit_code == 130
-    assert "interrupted before a replica was started: nothing of the job runs" in result.stdout
+    assert "interrupted before any replica was started: no process of the job runs" in result.stdout
 
 
 def test_a_job_of_another_controller_is_refused(tmp_path: Path) -> None:
@@ -254,12 +255,12 @@ print("the end")
 def test_output_takes_limited_space_and_the_reader_skips_the_hole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_file, "ROTATE_BYTES", 1 << 20)
-    monkeypatch.setattr(output_file, "MOST_BYTES", 2 << 20)
+    monkeypatch.setattr(output, "ROTATE_BYTES", 1 << 20)
+    monkeypatch.setattr(output, "MOST_BYTES", 2 << 20)
     file, go, tail = tmp_path / "output.log", tmp_path.with_suffix(".go"), _Tail(0)
     pod = LocalPod(
         {
-            "metadata": {"name": "stub-worker-0"},
+            "metadata": {"name": "stub-worker-0", "labels": {LABEL_ATTEMPT: "1"}},
             "spec": {
                 "containers": [
                     {

@@ -128,7 +128,7 @@ class DtjRun:
     @property
     def guard(self) -> int:
         """The guard of the run."""
-        words = [b"dtj.local.guard", str(self.home).encode()]
+        words = [b"dtj.local.runner", str(self.home).encode()]
         return next(p for p in _processes() if all(word in _proc(p, "cmdline") for word in words))
 
     def hidden(self) -> int:
@@ -184,7 +184,8 @@ def test_a_worker_that_ends_well_after_its_chief_failed_starts_again_for_the_nex
     code, out, err = run.ended()
     assert code == 0, err
     assert (
-        "worker 0 ended with exit code 0 while the others needed it; stub-chief-0 has restarted since" in out
+        "worker 0 ended with exit code 0 while the other pods still needed it; stub-chief-0 has restarted since"
+        in out
     )
     assert run.manifest["status"]["restarts"] == {"application": 1, "infrastructure": 0}
 
@@ -268,7 +269,7 @@ def test_ctrl_c_tells_the_replicas_and_resume_goes_on(start: Callable[..., DtjRu
     code, out, err = run.ended()
     assert code == 130, err
     assert (run.marks / "chief-told").exists()
-    assert "job.yaml --resume` goes on" in out
+    assert "job.yaml --resume` continues" in out
     assert run.left() == []
     first = run.manifest
     assert (first["status"]["phase"], first["status"]["attempt"]) == ("Suspended", 2), out + err

@@ -156,10 +156,10 @@ def test_pod_groups_are_what_their_definitions_take(gang: str, spec: dict[str, A
 @pytest.mark.parametrize("gang", POD_GROUPS)
 def test_a_launcher_that_waits_for_the_workers_is_no_member(gang: str) -> None:
     made = plan(gang)
-    launcher = made.pod(made.stages[1][0])
+    launcher = made.pod(made.shape.stages[1][0])
 
     assert made.pod_group is not None
-    assert made.pod_group["spec"]["minMember"] == 2 == len(made.stages[0])
+    assert made.pod_group["spec"]["minMember"] == 2 == len(made.shape.stages[0])
     marks = {**launcher["metadata"]["labels"], **launcher["metadata"].get("annotations", {})}
     assert made.pod_group["metadata"]["name"] not in [
         value for key, value in marks.items() if key.endswith(("pod-group", "group-name"))
@@ -228,7 +228,7 @@ def groups(made: Plan) -> set[tuple[str | None, str | None]]:
 def test_kueue_counts_all_pods_and_all_are_made_at_once(spec: dict[str, Any], pods: int) -> None:
     made = plan("Kueue", **spec)
     assert groups(made) == {("mnist-5b6a1f0e-1", str(pods))}
-    assert [len(stage) for stage in made.stages] == [pods]
+    assert [len(stage) for stage in made.shape.stages] == [pods]
 
 
 def test_each_attempt_is_a_group_of_its_own() -> None:
@@ -240,7 +240,9 @@ def test_with_kueue_a_loss_starts_all_again_but_the_evaluators() -> None:
     made = plan("Kueue", **PS)
     needed = {"mnist-worker-0", "mnist-worker-1", "mnist-ps-0", "mnist-chief-0"}
 
-    assert made.restarts_with == dict.fromkeys(needed, needed) | {"mnist-evaluator-0": {"mnist-evaluator-0"}}
+    assert made.shape.restarts_with == dict.fromkeys(needed, needed) | {
+        "mnist-evaluator-0": {"mnist-evaluator-0"}
+    }
     assert groups(made) == {("mnist-5b6a1f0e-1", "4"), (None, None)}
 
 

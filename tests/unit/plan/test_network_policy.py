@@ -15,8 +15,7 @@ import pytest
 from dtj.api.job import Manifest, read_job
 from dtj.cluster.port import ApiError
 from dtj.operator_flags import read_flags
-from dtj.plan.job import plan_job
-from dtj.plan.network_policy import network_policy
+from dtj.plan.job import network_policy, plan_job
 from dtj_trainer import contract
 from tests.unit.support.jobs import manifest
 from tests.unit.support.mpi_operator import MpiOperator

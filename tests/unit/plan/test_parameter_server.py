@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from dtj.api.job import Job, Manifest
+from dtj.api.shape import stored_shape
 from dtj.api.validation import faults
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.reconcile.decision import expected_pods, stored_expected_pods
 from dtj_trainer.contract import PodInfo
 from tests.unit.support.jobs import job as any_job
 from tests.unit.support.pods import kubelet_environment
@@ -56,10 +56,10 @@ def test_one_pod_a_replica_and_a_chief_without_an_entry() -> None:
         "mnist-chief-0",
         "mnist-evaluator-0",
     ]
-    assert [len(stage) for stage in plan.stages] == [4, 2], "the chief comes when the servers answer"
+    assert [len(stage) for stage in plan.shape.stages] == [4, 2], "the chief comes when the servers answer"
     assert container(plan.pods[4])["resources"] == {"requests": {"cpu": "500m", "memory": "1Gi"}}
-    assert plan.decisive == ("mnist-chief-0",)
-    assert (plan.reporter, plan.evaluator) == ("mnist-chief-0", "mnist-evaluator-0")
+    assert plan.shape.decisive == ("mnist-chief-0",)
+    assert (plan.shape.reporter, plan.shape.evaluator) == ("mnist-chief-0", "mnist-evaluator-0")
     assert plan.ssh_secret is None
 
 
@@ -115,7 +115,7 @@ def test_an_evaluator_of_0_replicas_is_none() -> None:
     plan = planned(replicaSpecs=ROLES | {"evaluator": {"replicas": 0}})
 
     assert len(plan.pods) == 5
-    assert plan.evaluator is None
+    assert plan.shape.evaluator is None
 
 
 def test_only_those_that_ask_see_gpus() -> None:
@@ -160,7 +160,7 @@ def test_replicas_are_made_for_the_attempt_that_the_status_says() -> None:
     status = {"attempt": 3, "replicaAttempts": {"worker-1": 2, "ps-0": 3, "ps-1": 3, "chief-0": 3}}
     plan = plan_job(job(status=status))
 
-    assert plan.attempts == {
+    assert plan.shape.attempts == {
         "mnist-chief-0": 3,
         "mnist-worker-0": 1,
         "mnist-worker-1": 2,
@@ -172,7 +172,7 @@ def test_replicas_are_made_for_the_attempt_that_the_status_says() -> None:
 
 
 def test_what_starts_again_with_what() -> None:
-    groups = planned().restarts_with
+    groups = planned().shape.restarts_with
     assert groups is not None
 
     state = {"mnist-ps-0", "mnist-ps-1", "mnist-chief-0"}
@@ -209,9 +209,9 @@ def test_the_leader_and_tf_config_of_each_form_are_a_tfjobs(
 ) -> None:
     plan = form(name)
 
-    assert plan.decisive == (f"mnist-{leader}",)
-    assert plan.reporter == f"mnist-{leader}"
-    assert [len(stage) for stage in plan.stages] == stages
+    assert plan.shape.decisive == (f"mnist-{leader}",)
+    assert plan.shape.reporter == f"mnist-{leader}"
+    assert [len(stage) for stage in plan.shape.stages] == stages
     role, _, index = leader.partition("-")
     config = json.loads(environment(plan, leader)["TF_CONFIG"])
     assert config["task"] == {"type": role, "index": int(index)}
@@ -239,8 +239,9 @@ def test_in_each_form_those_that_restart_together_restore_the_checkpoint(
 ) -> None:
     plan = form(name, evaluator={})
 
-    assert plan.restarts_with == {
-        replica.name: together if replica.name in together else {replica.name} for replica in plan.replicas
+    assert plan.shape.restarts_with == {
+        replica.name: together if replica.name in together else {replica.name}
+        for replica in plan.shape.replicas
     }
     restoring = {
         pod["metadata"]["name"]
@@ -258,8 +259,8 @@ def test_where_no_pod_waits_for_the_servers_a_pod_is_ready_when_it_runs(name: st
 def test_an_evaluator_comes_after_the_training_also_without_a_chief() -> None:
     plan = form("workers alone", evaluator={})
 
-    assert [len(stage) for stage in plan.stages] == [2, 1]
-    assert plan.evaluator == "mnist-evaluator-0"
+    assert [len(stage) for stage in plan.shape.stages] == [2, 1]
+    assert plan.shape.evaluator == "mnist-evaluator-0"
     assert json.loads(environment(plan, "evaluator-0")["TF_CONFIG"])["cluster"].keys() == {"worker"}
 
 
@@ -299,13 +300,9 @@ def test_the_status_of_a_job_that_can_not_be_planned_any_more_follows_the_same_r
     roles = roles | {"evaluator": {}}
     made = job(replicaSpecs=roles)
     plan = plan_job(made)
-    counts = {role: {"desired": len(names)} for role, names in plan.roles.items()}
-    stored = stored_expected_pods(
-        job(replicaSpecs=roles, status={"attempt": 1, "replicaStatuses": counts}), []
-    )
-    planned_now = expected_pods(made, plan)
+    counts = {role: {"desired": len(names)} for role, names in plan.shape.roles.items()}
+    stored = stored_shape(job(replicaSpecs=roles, status={"attempt": 1, "replicaStatuses": counts}))
 
     assert stored is not None
     for field in ("decisive", "reporter", "restarts_with", "holds_state", "evaluator", "needed"):
-        stored_value, now = getattr(stored, field), getattr(planned_now, field)
-        assert (tuple(stored_value) if field == "decisive" else stored_value) == now, field
+        assert getattr(stored, field) == getattr(plan.shape, field), field

@@ -62,7 +62,7 @@ def test_pods_that_restore_know_each_others_hosts_in_a_form_of_one_size(strategy
     spec: Manifest = {"strategy": strategy, "replicaSpecs": {"worker": {"replicas": 5000}}}
     made = job(**spec, artifacts={"uri": "s3://bucket/jobs", "secretName": "s3"})
     plan = plan_job(made)
-    texts = [environment(pod)["DTJ_POD"] for pod in (plan.pod(each) for each in plan.replicas[-3:])]
+    texts = [environment(pod)["DTJ_POD"] for pod in (plan.pod(each) for each in plan.shape.replicas[-3:])]
     assert max(map(len, texts)) < 300
     infos = [PodInfo.from_json(text) for text in texts if "peers" in text]
     assert infos
@@ -212,9 +212,11 @@ def test_invariants_of_every_plan(made: Job, attempt: int) -> None:
     assert [info.restores for info in infos] == of_workers + of_launchers
 
     # The launcher comes last, alone decides, and has what both versions of Open MPI read.
-    assert plan.stage_names == [[pod["metadata"]["name"] for pod in stage] for stage in (workers, launchers)]
-    assert plan.decisive == (launchers[0]["metadata"]["name"],)
-    assert plan.reporter == workers[0]["metadata"]["name"]
+    assert plan.shape.stage_names == [
+        [pod["metadata"]["name"] for pod in stage] for stage in (workers, launchers)
+    ]
+    assert plan.shape.decisive == (launchers[0]["metadata"]["name"],)
+    assert plan.shape.reporter == workers[0]["metadata"]["name"]
     settings_of_mpi = environment(launchers[0])
     for prefix in ("OMPI_MCA_orte", "PRTE_MCA_prte"):
         assert settings_of_mpi[f"{prefix}_default_hostfile"] == "/etc/dtj/hostfile"
@@ -403,7 +405,7 @@ def test_a_launcher_comes_early_only_where_nothing_is_before_the_workers_sshd(
 
     plan = plan_job(job("mnist", replicaSpecs={"worker": {"replicas": 2, "template": template}}))
 
-    assert plan.next_stage_on_running is at_once
+    assert plan.shape.next_stage_on_running is at_once
 
 
 def test_a_launcher_with_a_command_of_its_own_comes_when_the_workers_are_ready() -> None:
@@ -411,8 +413,30 @@ def test_a_launcher_with_a_command_of_its_own_comes_when_the_workers_are_ready()
 
     plan = plan_job(job("mnist", replicaSpecs={"worker": {"replicas": 2}, "launcher": {"template": own}}))
 
-    assert not plan.next_stage_on_running
+    assert not plan.shape.next_stage_on_running
     environments = [
         {variable["name"] for variable in pod["spec"]["containers"][0]["env"]} for pod in plan.pods
     ]
     assert ["DTJ_SSH_AFTER_RESTORE" in names for names in environments] == [True, True, False]
+
+
+def test_the_agents_of_a_job_that_restarts_in_place_join_that_of_the_launcher() -> None:
+    place = "mnist-launcher-0.mnist.ml.svc:8475"
+    plan = plan_job(job(runPolicy={"restartStrategy": "InPlaceRestart"}))
+    assert {environment(pod)["DTJ_START_BARRIER"] for pod in plan.pods} == {place}
+    opened = {
+        pod["metadata"]["name"]: [port["containerPort"] for port in trainer(pod).get("ports", [])]
+        for pod in plan.pods
+    }
+    assert [name for name, ports in opened.items() if 8475 in ports] == ["mnist-launcher-0"]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"runPolicy": {"restartStrategy": "InPlaceRestart"}, "horovod": {"launcher": "MPIJob"}},
+    ],
+)
+def test_agents_join_only_where_ranks_may_restart_in_place(spec: dict[str, Any]) -> None:
+    assert not any("DTJ_START_BARRIER" in environment(pod) for pod in plan_job(job(**spec)).pods)

@@ -25,6 +25,14 @@ class Counted:
         return plan_job(given)
 
 
+def test_the_weight_of_a_plan_grows_with_the_entries_of_its_templates() -> None:
+    def planned(count: int) -> Plan:
+        template = {"spec": {"tolerations": [{"operator": "Exists"}] * count}}
+        return plan_job(job(replicaSpecs={"worker": {"replicas": 1, "template": template}}))
+
+    assert weight(planned(5_000)) > weight(planned(10)) + 5_000 // 5
+
+
 def test_a_plan_is_made_once_while_nothing_that_it_depends_on_changes() -> None:
     counted, first = Counted(), job()
     later = replace(first, status=first.status.model_copy(update={"attempt": 1, "phase": "Running"}))

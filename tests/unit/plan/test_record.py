@@ -17,11 +17,10 @@ import yaml
 
 from dtj.api.checking import check
 from dtj.api.job import Job, read_job
-from dtj.api.status import Condition, JobStatus
-from dtj.plan.history import history_of, spec_digest
+from dtj.api.status import Condition, Conditions, JobStatus
 from dtj.plan.job import plan_job
-from dtj.plan.pods import trainer_container
-from dtj.plan.record import END_BYTES, end_of, fitted, record_pod
+from dtj.plan.pods import history_of, spec_digest, trainer_container
+from dtj.plan.record import END_BYTES, end_record_of, fitted, record_pod
 from dtj.reconcile.kept_job import keep
 from dtj_trainer.contract import PodInfo
 from dtj_trainer.contract.history import History, RecordedPod
@@ -272,7 +271,7 @@ def test_a_status_of_thousands_of_pods_fits() -> None:
     status = failed(
         replicaAttempts=dict.fromkeys(names, 3), failure={"pod": names[-1], "lastLogLines": ["x"]}
     )
-    end = end_of(job(), status, pods, TIME)
+    end = end_record_of(job(), status, pods, TIME)
     cut = fitted(end)
     assert len(json.dumps(cut)) <= END_BYTES < len(json.dumps(end))
     assert cut["pods"][0]["name"] == names[-1]
@@ -286,7 +285,7 @@ def test_long_lines_fit() -> None:
         type="Failed", status="True", reason="X", message="é" * 1024, last_transition_time=TIME
     )
     status = failed(failure={"message": "é" * 4096, "lastLogLines": ["é" * 1024] * 20})
-    status = status.model_copy(update={"conditions": [condition] * 9})
-    cut = fitted(end_of(job(), status, [], TIME), 16_000)
+    status = status.model_copy(update={"conditions": Conditions([condition] * 9)})
+    cut = fitted(end_record_of(job(), status, [], TIME), 16_000)
     assert len(json.dumps(cut, ensure_ascii=False).encode()) <= 30_000
     assert len(cut["status"]["failure"]["lastLogLines"]) == 20

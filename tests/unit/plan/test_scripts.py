@@ -389,6 +389,14 @@ def test_what_mpirun_gave_the_rank_stays(pod: Pod) -> None:
     assert pod.run("rank.sh", "show", **in_mpi(rank="2")).stdout.strip() == "2 worker"
 
 
+def test_the_round_that_mpirun_gives_reaches_the_rank(pod: Pod) -> None:
+    pod.has("sshd")
+    pod.has("show", '#!/bin/sh\necho "round ${DTJ_ROUND:-none}"\n')
+    pod.run("start.sh")
+
+    assert pod.run("rank.sh", "show", **in_mpi(), DTJ_ROUND="3").stdout.strip() == "round 3"
+
+
 @pytest.mark.parametrize(("rank", "worker"), [("1", "worker-0"), ("2", "worker-1")])
 @pytest.mark.parametrize("variables", ["OMPI_COMM_WORLD", "HOROVOD"])
 def test_a_rank_of_one_machine_finds_its_workers_environment(

@@ -16,6 +16,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from dtj.api.job import Job
 from dtj.api.torch_distributed import VARIABLES
 from dtj.api.validation import faults
 from dtj.local.plan import Place, container_ports, local_plan
+from dtj.plan import torch_distributed
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.plan.pods import trainer_container
+from dtj.plan.pods import ranks_info, trainer_container
 from dtj.plan.start import START, script
 from dtj_trainer import contract
 from tests.patience import PATIENCE
@@ -101,9 +103,9 @@ def test_the_pods_make_one_world(workers: int, procs: int, attempt: int, starter
     reserved = set().union(*strategys) - {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT"}
     assert reserved | {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"} <= VARIABLES
 
-    assert plan.decisive == tuple(replica.name for replica in plan.replicas)
-    assert plan.reporter == "mnist-worker-0"
-    assert plan.serves_progress == {*plan.decisive}
+    assert plan.shape.decisive == tuple(replica.name for replica in plan.shape.replicas)
+    assert plan.shape.reporter == "mnist-worker-0"
+    assert plan.serves_progress == {*plan.shape.decisive}
     first, *others = [
         {port["name"]: port["containerPort"] for port in trainer_container(pod)["ports"]} for pod in plan.pods
     ]
@@ -114,9 +116,9 @@ def test_the_pods_make_one_world(workers: int, procs: int, attempt: int, starter
 def test_a_large_job_is_planned_in_linear_work() -> None:
     plan = plan_job(torch_job(workers=5000))
 
-    assert len(plan.decisive) == 5000
+    assert len(plan.shape.decisive) == 5000
     assert len(str(plan.config)) < 20_000, "the ConfigMap does not name the pods"
-    env = {v["name"]: v.get("value") for v in trainer_container(plan.pod(plan.replicas[-1]))["env"]}
+    env = {v["name"]: v.get("value") for v in trainer_container(plan.pod(plan.shape.replicas[-1]))["env"]}
     assert (env["RANK"], env["WORLD_SIZE"]) == ("4999", "5000")
 
 
@@ -258,6 +260,25 @@ def test_the_kubelet_leaves_exactly_the_references_that_differ(word: str) -> Non
     kept = {name: f"$({name})" for name in contract.PER_RANK_VARIABLES}
 
     assert expanded(program(plan), env)[2] == expanded([word], env | kept)[0]
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_in_restarts_in_place_dtj_launch_expands_what_a_round_changes(
+    procs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_rounds(*of: Any, **more: Any) -> contract.PodInfo:
+        return replace(ranks_info(*of, **more), rounds=contract.Rounds(0, 6))
+
+    monkeypatch.setattr(torch_distributed, "ranks_info", with_rounds)
+    words = ["--port=$(MASTER_PORT)", "$(PET_MASTER_PORT)$$(MASTER_PORT)", "$(RANK)", "$(MASTER_ADDR)"]
+    plan = plan_job(torch_job(command=SCRIPT, args=words, torch={"procsPerWorker": procs}))
+
+    assert expanded(program(plan), environments(plan)[1])[len(SCRIPT) :] == [
+        "--port=$(MASTER_PORT)",
+        "$(PET_MASTER_PORT)$(MASTER_PORT)",
+        "1" if procs == 1 else "$(RANK)",
+        HOST,
+    ]
 
 
 # --- threads and devices ---------------------------------------------------------------------------------

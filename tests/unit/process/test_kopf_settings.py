@@ -15,7 +15,7 @@ from aiohttp import web
 
 from dtj import kopf_settings
 from dtj.api.identity import API_VERSION, PLURAL
-from dtj.cluster import user_agent
+from dtj.cluster import kubernetes_client
 from dtj.kopf_settings import trigger_session
 
 JOB = {
@@ -47,7 +47,7 @@ async def answered(
     """The answer of a server that says this."""
 
     async def handle(request: web.Request) -> web.Response:
-        assert request.headers["User-Agent"] == user_agent.OPERATOR
+        assert request.headers["User-Agent"] == kubernetes_client.OPERATOR
         assert request.headers["Authorization"] == "Bearer secret"
         return web.Response(text=text, status=status, content_type="application/json")
 

@@ -14,8 +14,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from dtj.admission.certificates import issue
-from dtj.admission.server import Server
-from dtj.admission.serving import Serving
+from dtj.admission.server import WebhookServer
+from dtj.admission.service import Serving
 from dtj.plan.horovod import sshd_config
 from dtj.reconcile.health import Health
 from dtj.reconcile.metrics_server import serve_metrics
@@ -42,7 +42,7 @@ async def webhook(port: int) -> AsyncIterator[None]:
     registry = CollectorRegistry()
     serving = Serving(registry)
     serving.use(issue(HOST, datetime.now(UTC)))
-    async with Server(registry).served(port, serving.context):
+    async with WebhookServer(registry).served(port, serving.context):
         yield
 
 

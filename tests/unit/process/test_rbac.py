@@ -137,7 +137,7 @@ async def a_deployments_name_is_taken(server: HttpCluster, namespace: str) -> No
     theirs = {"namespace": namespace, "name": "hides-tensorboard"}
     server.cluster.add({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": theirs, "spec": {}})
     apply(server, namespace, "hides", **BOARD)
-    await until(lambda: "another one" in board(server, namespace, "hides").get("message", ""), PATIENCE)
+    await until(lambda: "another object" in board(server, namespace, "hides").get("message", ""), PATIENCE)
     await ends(server, namespace, "hides")
     server.cluster.remove(("Deployment", namespace, theirs["name"]))
     await until(lambda: "message" not in board(server, namespace, "hides"), PATIENCE)

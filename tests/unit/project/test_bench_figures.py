@@ -16,7 +16,7 @@ from prometheus_client.samples import Sample
 
 from dtj.api.checking import check
 from dtj.api.job import Fault, Manifest
-from dtj.status.progress_report import read_report
+from dtj.status.observed import read_report
 from tests.bench import big_jobs, neighbours, soak
 from tests.bench.big_jobs import LARGEST, Size, largest
 from tests.bench.comparisons import Bucket

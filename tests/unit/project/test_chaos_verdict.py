@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.chaos.faults import Hit
 from tests.cluster.chaos.report import Row, table
 from tests.cluster.chaos.trainings import Moment
-from tests.cluster.chaos.verdict import Cost, seconds_to_recover, steps_trained_again
+from tests.cluster.chaos.verdict import Cost, differences, seconds_to_recover, steps_trained_again
 
 HIT = Moment(datetime(2030, 1, 1, 12, 0, 10, tzinfo=UTC), step=42, saved=25)
 
@@ -48,6 +49,30 @@ def test_steps_that_were_seen_count_although_their_rows_were_lost() -> None:
     assert (
         steps_trained_again([row(-10, 0, "start"), row(-9, 10), row(20, 25, "start"), row(25, 60)], HIT) == 17
     )
+
+
+AGAIN = Hit("", "application", ("Signal",), times=2, in_place=1, nodes={"a": 2}, pods=["x-worker-1"])
+RIGHT: dict[str, Any] = {
+    "attempt": 2,
+    "restarts": {"application": 2, "inPlace": 1, "infrastructure": 0},
+    "nodeFailures": {"a": 2},
+    "failure": {"class": "Signal", "pod": "x-worker-1"},
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ({}, 0),
+        ({"attempt": 1}, 1),
+        ({"restarts": {"application": 2, "infrastructure": 0}}, 1),
+        ({"nodeFailures": {"a": 1}}, 1),
+        ({"failure": {"class": "ConnectionLost", "pod": "x-worker-0"}}, 2),
+        ({"failure": {}}, 2),
+    ],
+)
+def test_the_status_must_be_that_of_the_hit(said: dict[str, Any], wrong: int) -> None:
+    assert len(differences({**RIGHT, **said}, "Horovod", AGAIN)) == wrong
 
 
 def test_the_table_is_markdown() -> None:

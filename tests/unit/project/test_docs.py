@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj.api.failure_classes import FAILURE_CLASSES
 from dtj.api.identity import KIND
 from dtj.api.job import read_job
-from dtj.api.reasons import Reason
+from dtj.api.reasons import FAILURE_CLASSES, Reason
 from dtj.api.validation import faults
 from dtj_trainer import contract
 from tests.cluster.docs_blocks import outputs, with_files

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from dtj.api.job import read_job
-from dtj.api.strategy import pods_of
 from dtj.api.validation import faults
 from dtj.cli import main as cli
 from dtj.report.cost import read_price
@@ -68,7 +67,7 @@ def test_the_hyperparameters_are_those_of_the_experiments() -> None:
 def test_the_page_gives_each_pod_of_the_parameter_servers_a_price() -> None:
     (price,) = re.findall(r"^\$ dtj report .*--price (\S+)$", PAGE, re.MULTILINE)
     job = read_job(yaml.safe_load((ROOT / "manifests/examples/experiments/ps-asynchronous.yaml").read_text()))
-    assert {role for role, _ in pods_of(job.spec)} == {*read_price(price).by_role}
+    assert {*job.pods} == {*read_price(price).by_role}
 
 
 def test_the_commands_of_the_page_submit_every_run(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dtj.client.image_python import LABEL_PACKAGES, LABEL_PYTHON, known_packages
+from dtj.client.image_python import LABEL_PACKAGES, LABEL_PYTHON, known_packages, python_here
 
 ROOT = Path(__file__).parents[3]
 
@@ -47,7 +48,18 @@ def test_images_with_dtj_trainer_have_the_labels(docker: Any) -> None:
         LABEL_PACKAGES: "dtjob==0.1.0 horovod==0.28.1 torch==2.13.0+cpu",
     }
     assert "horovod==" not in labels("dtj-trainer-tensorflow:0.1.0", wheels, args)[LABEL_PACKAGES]
-    # Nothing is known of an image with other packages, or without dtj_trainer.
+    # The list does not tell of an image with other packages, or without dtj_trainer.
     assert labels("dtj-horovod-base:0.1.0", wheels, args) == {}
     assert labels("dtj-trainer-horovod:0.1.0", wheels, {**args, "PACKAGES_FROM": "index"}) == {}
     assert labels("dtj-trainer-horovod:0.1.0", wheels, {"BASE_IMAGE": "nvidia/cuda"}) == {}
+
+
+def test_an_image_with_other_packages_is_asked_for_them(docker: Any, tmp_path: Path) -> None:
+    """The engine of this test runs what it is given by the Python of this machine."""
+    script = tmp_path / "docker"
+    script.write_text(f'#!/bin/sh\necho "WARNING: a word of Docker"\nshift 5\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    found = docker("image_packages").labels_of(docker("engine").Engine(str(script), None), "own:1")
+    here = python_here()
+    assert found[LABEL_PYTHON] == here.version
+    assert dict(each.split("==") for each in found[LABEL_PACKAGES].split()) == here.packages

@@ -71,6 +71,6 @@ def test_the_master_is_a_name_that_the_jobs_service_gives(command: list[str]) ->
 def test_all_pods_are_made_together() -> None:
     planned = plan(3)
 
-    assert [[replica.name for replica in stage] for stage in planned.stages] == [
+    assert [[replica.name for replica in stage] for stage in planned.shape.stages] == [
         ["mnist-worker-0", "mnist-worker-1", "mnist-worker-2"]
     ]

@@ -21,7 +21,8 @@ import pytest
 from dtj.api.checking import MOST_ENTRIES
 from dtj.api.identity import API_VERSION, KIND, LABEL_JOB, LABEL_RECORD
 from dtj.api.job import Manifest, read_job
-from dtj.api.mpijob import QUEUE_ANNOTATIONS
+from dtj.api.json_text import ObjectText
+from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
 from dtj.api.nesting import MOST_LEVELS, TOO_DEEP
 from dtj.api.unreadable import NOT_KEPT, UnreadableJob, read_stored_job
 from dtj.cluster.port import Selection
@@ -29,10 +30,9 @@ from dtj.plan.tensorboard import ANNOTATION_DIGEST
 from dtj.reconcile import informers as informers_module
 from dtj.reconcile import owned_cache
 from dtj.reconcile.budget import Budget
-from dtj.reconcile.informers import Informers
+from dtj.reconcile.informers import Informers, Lister
 from dtj.reconcile.job_cache import JobCache
 from dtj.reconcile.kept_job import keep, weight
-from dtj.reconcile.lister import Lister
 from dtj.reconcile.owned_cache import MOST_STRAYS
 from dtj.reconcile.view import Key
 from tests.unit.support.jobs import manifest
@@ -82,6 +82,22 @@ def test_a_job_that_is_kept_is_read_as_the_job_itself() -> None:
     assert kept["status"] == given["status"]
     assert read_stored_job(kept)[1] == read_stored_job(given)[1]
     assert "managedFields" not in kept["metadata"]
+
+
+@pytest.mark.parametrize("count", [0, 100, MOST_ENTRIES, 400_000])
+def test_of_a_text_the_same_is_kept_as_of_its_data(count: int) -> None:
+    given = tolerating(count) | {
+        "status": {"phase": "Running", "replicaStatuses": {"worker": {"desired": 7}}}
+    }
+    given["spec"]["runPolicy"] = {"managedBy": "a.b/c", "schedulingPolicy": {"queue": "gold"}}
+    given["spec"]["replicaSpecs"]["worker"]["replicas"] = 9
+    given["metadata"]["labels"] = dict.fromkeys(QUEUE_LABELS, "a")
+    kept, of_text = keep(given), keep(ObjectText(json.dumps(given).encode()))
+
+    assert [getattr(of_text, name) for name in kept.__slots__] == [
+        getattr(kept, name) for name in kept.__slots__
+    ]
+    assert (kept.replicas, kept.other_manager) == (9, "a.b/c")
 
 
 @pytest.mark.parametrize(
@@ -233,8 +249,8 @@ def test_a_job_without_room_says_what_would_help() -> None:
     [cached] = seen.jobs.of(("ml", "job-2"))
     assert str(cached.manifest[NOT_KEPT]) == (
         "spec: the jobs of namespace ml take more than 1 MB of the operator's memory, and this job is among the "
-        "largest or newest: make the job smaller, or wait until other jobs of the namespace have ended or are "
-        "deleted, or let who runs the operator raise --namespace-memory"
+        "largest or newest: make the job smaller, wait until other jobs of the namespace have ended or are "
+        "deleted, or ask the administrator of the operator to raise --namespace-memory"
     )
 
 

@@ -18,9 +18,9 @@ import pytest
 from dtj.cluster.port import ApiError
 from dtj.reconcile import controller as controller_module
 from dtj.reconcile.controller import STUCK_SECONDS, Controller
-from dtj.reconcile.metrics import Metrics
+from dtj.reconcile.health import Stuck
+from dtj.reconcile.metrics import OperatorMetrics
 from dtj.reconcile.queue import WorkQueue
-from dtj.reconcile.stuck import Stuck
 from dtj.reconcile.view import Key
 
 A, B = ("ml", "a"), ("ml", "b")
@@ -33,10 +33,6 @@ class Passes:
         self.do = do
         self.made: list[Key] = []
         self.jobs: dict[Key, Mapping[str, Any]] = {A: at("1"), B: at("1")}
-        self.echoes: set[tuple[Key, str]] = set()
-
-    def is_echo(self, key: Key, version: str) -> bool:
-        return (key, version) in self.echoes
 
     def rest(self, key: Key) -> float:
         return 0.0
@@ -55,7 +51,7 @@ class Passes:
 
 async def serve(passes: Passes, *keys: Key, until: int) -> Controller:
     """Run a controller until so many passes were made."""
-    controller = Controller(WorkQueue(lambda: 0.0), passes, passes, Metrics())  # type: ignore[arg-type]
+    controller = Controller(WorkQueue(lambda: 0.0), passes, passes, OperatorMetrics())  # type: ignore[arg-type]
     controller.start(2)
     for key in keys:
         controller.queue.add(key)
@@ -145,7 +141,7 @@ async def test_a_worker_that_ended_fails_the_health_check() -> None:
 async def test_a_key_that_waits_too_long_fails_the_health_check() -> None:
     now = 0.0
     passes = Passes(lambda key: None)
-    controller = Controller(WorkQueue(lambda: now), passes, passes, Metrics())  # type: ignore[arg-type]
+    controller = Controller(WorkQueue(lambda: now), passes, passes, OperatorMetrics())  # type: ignore[arg-type]
     controller.queue.add(A)
     now = STUCK_SECONDS
     assert controller.check()["oldestSeconds"] == STUCK_SECONDS
@@ -159,7 +155,7 @@ async def test_a_key_that_waits_too_long_fails_the_health_check() -> None:
 async def test_metrics_tell_the_depth_of_the_queue_and_how_long_jobs_waited_in_it() -> None:
     now = 0.0
     passes = Passes(lambda key: None)
-    controller = Controller(WorkQueue(lambda: now), passes, passes, Metrics())  # type: ignore[arg-type]
+    controller = Controller(WorkQueue(lambda: now), passes, passes, OperatorMetrics())  # type: ignore[arg-type]
     controller.queue.add(A)
     assert sample(controller, "dtj_queue_depth") == 1.0
 
@@ -215,21 +211,6 @@ async def test_at_the_end_a_pass_that_hangs_is_given_up() -> None:
 
 def at(version: str) -> Mapping[str, Any]:
     return {"metadata": {"resourceVersion": version}}
-
-
-async def test_the_echo_of_a_pass_is_no_pass() -> None:
-    passes = Passes(lambda key: None)
-    passes.jobs = {A: at("7"), B: at("7")}
-    passes.echoes.add((A, "7"))
-    controller = await serve(passes, until=0)
-
-    controller.changed(A, "7")
-    controller.changed(B, "7")
-    passes.jobs[A] = at("8")
-    controller.changed(A, "8")
-
-    assert [await controller.queue.take() for _ in range(len(controller.queue))] == [B, A]
-    await controller.stop()
 
 
 async def test_a_version_that_a_pass_has_read_is_no_pass() -> None:

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtj.reconcile.election import Elector, LeaseLost
-from dtj.reconcile.lease import Timing
+from dtj.reconcile.election import Elector, LeaseLost, Timing
 from tests.unit.support import virtual_time
 from tests.unit.support.lease_api import LeaseApi, Link
 

@@ -3,7 +3,6 @@
 * requests of a whole life and of a restart
 * a cache that lags behind
 * counts of pods that are written together
-* passes over the operator's own writes
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ import pytest
 
 from dtj.api.identity import KIND, LABEL_INDEX, LABEL_RECORD
 from dtj.api.job import Manifest
-from dtj.api.status import ProgressStatus
 from dtj.cluster.port import ApiError
-from dtj.reconcile.boot_clock import Clock
-from dtj.reconcile.event_recorder import EventRecorder
+from dtj.reconcile.boot_clock import BootClock
+from dtj.reconcile.memory import EventRecorder
 from dtj.reconcile.record import MOST_LOST
-from dtj.reconcile.retry import pause
+from dtj.reconcile.refusal import pause
 from dtj.status.events import Happening
-from dtj.status.progress_report import Report
 from tests.unit.support import modern
 from tests.unit.support.fake_cluster import name_of
 from tests.unit.support.jobs import job
@@ -218,24 +215,6 @@ async def test_a_worker_that_an_edit_adds_after_the_launcher_was_made_is_not_mis
     assert world.status["attempt"] == 1
 
 
-async def test_no_pass_is_made_over_what_the_last_pass_wrote() -> None:
-    world = ThriftyWorld()
-    world.kubelet.program = lambda pod, ran: None
-
-    def is_echo() -> bool:
-        return world.reconciler.is_echo(KEY, world.cluster.objects[JOB]["metadata"]["resourceVersion"])
-
-    await world.until(lambda: world.phase == "Running")
-    assert is_echo()
-
-    world.progress.reports[KEY] = Report(progress=ProgressStatus(step=7))
-    await world.until(lambda: world.status.get("progress") == {"step": 7})
-    assert is_echo()
-
-    world.cluster.change(JOB, lambda job: job["metadata"].update(labels={"team": "a"}))
-    assert not is_echo(), "somebody else's change"
-
-
 # --- what is refused for an hour --------------------------------------------------------------------
 
 MOST_WRITES = 20
@@ -373,7 +352,7 @@ def test_pauses_grow_and_differ() -> None:
 )
 async def test_states_that_change_without_end_make_few_events() -> None:
     world = World()
-    recorder = EventRecorder(Clock(lambda: world.cluster.now, world.elapsed))
+    recorder = EventRecorder(BootClock(lambda: world.cluster.now, world.elapsed))
     for seconds in range(3600):
         recorder.record(job(), Happening("Warning", "Bottleneck", f"state {seconds}"))
         await recorder.flush(world.cluster)

@@ -133,7 +133,7 @@ async def test_where_the_kind_is_not_served_the_job_says_so_waits_and_goes_on() 
 
     assert world.condition("Running")["message"] == (
         "PodGroup mnist can't be made: the cluster does not serve scheduling.volcano.sh/v1beta1, and "
-        "runPolicy.schedulingPolicy.gang is Volcano; the job goes on once its scheduler is installed"
+        "runPolicy.schedulingPolicy.gang is Volcano; the job continues after the scheduler is installed"
     )
     assert (world.phase, world.pod_names()) == ("Pending", [])
     assert "SchedulerMissing" in world.events()
@@ -229,7 +229,7 @@ async def test_a_job_whose_workload_is_deactivated_comes_back_when_the_user_says
     suspended = queue.world.condition("Suspended")
     assert (suspended["status"], suspended["reason"]) == ("True", "WorkloadDeactivated")
     assert (
-        "The workload is deactivated); attempt 2 is next: it is queued once the job is resumed"
+        "The workload is deactivated); attempt 2 is next: Kueue queues it after you resume the job"
         in suspended["message"]
     )
     assert "startTime" not in queue.world.status

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from dtj.reconcile.heartbeat import STILL_SECONDS, Heartbeat, Watchdog
+from dtj.reconcile.health import STILL_SECONDS, Heartbeat, Watchdog
 from tests.unit.support import virtual_time
 
 
@@ -57,7 +57,7 @@ def test_a_loop_that_stands_still_is_told_once_with_the_place(caplog: pytest.Log
     a_pass_that_computes(watchdog, clock, 10)
 
     (line,) = caplog.messages
-    assert line.startswith("the event loop has stood still for 1.2 s at ")
+    assert line.startswith("the event loop has been blocked for 1.2 s at ")
     assert "a_pass_that_computes (test_heartbeat.py:" in line
     assert line.index("a_pass_that_computes") < line.index("test_a_loop_that_stands_still")
     assert "\n" not in line
@@ -106,10 +106,10 @@ async def test_a_thread_looks_while_the_loop_stands(caplog: pytest.LogCaptureFix
         return clock.now
 
     handler = Handler()
-    logging.getLogger("dtj.reconcile.heartbeat").addHandler(handler)
+    logging.getLogger("dtj.reconcile.health").addHandler(handler)
     try:
         with Watchdog(heartbeat, ticking).watching():
             await asyncio.wait_for(told.wait(), 60)
     finally:
-        logging.getLogger("dtj.reconcile.heartbeat").removeHandler(handler)
-    assert "stood still" in caplog.text
+        logging.getLogger("dtj.reconcile.health").removeHandler(handler)
+    assert "been blocked" in caplog.text

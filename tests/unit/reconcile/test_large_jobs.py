@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
+from dtj.api import shape as shapes
 from dtj.api.job import Job, Manifest
+from dtj.api.shape import Shape
 from dtj.cluster.port import ApiError
 from dtj.plan import pods
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.reconcile.decision import expected_pods
+from dtj.reconcile.decision import Decided, decide
 from dtj.reconcile.executor import slow_start
 from dtj.status import pods as pod_views
 from dtj.status.evaluate import evaluate
@@ -58,7 +60,7 @@ def torch_workers(count: int) -> dict[str, Any]:
 def test_a_pod_is_as_large_in_a_large_job_as_in_a_small_one(spec: Any) -> None:
     small, large = (plan_job(job(**spec(count))) for count in (10, 900))
 
-    sizes = [len(json.dumps(plan.pod(plan.replicas[5]))) for plan in (small, large)]
+    sizes = [len(json.dumps(plan.pod(plan.shape.replicas[5]))) for plan in (small, large)]
     assert sizes[1] <= sizes[0] + 5, "by a digit of each number of ranks or pods"
 
 
@@ -70,37 +72,41 @@ async def test_a_manifest_is_made_when_its_pod_is_and_a_row_of_the_plan_once_an_
     rows: list[int] = []
     viewed: list[str] = []
 
-    def replica_pod(given: Job, replica: Any, *args: Any, **rest: Any) -> Manifest:
+    def replica_pod(given: Job, replica: Any, recipe: Any) -> Manifest:
         made.append(replica.name)
-        return original(given, replica, *args, **rest)
+        return original(given, replica, recipe)
 
-    def replicas(given: Job, role: str, count: int, *rest: Any) -> Any:
-        rows.append(count)
-        return original_rows(given, role, count, *rest)
+    def shape_of(given: Job, **options: bool) -> Shape:
+        made_shape = shapes.shape_of(given, **options)
+        rows.append(len(made_shape.replicas))
+        return made_shape
 
-    original, original_rows = pods.replica_pod, pods.replicas
+    original = pods.replica_pod
+    monkeypatch.setattr(pods, "replica_pod", replica_pod)
     for module in ("horovod", "parameter_server", "torch_distributed"):
-        monkeypatch.setattr(f"dtj.plan.{module}.replica_pod", replica_pod)
-        monkeypatch.setattr(f"dtj.plan.{module}.replicas", replicas)
+        monkeypatch.setattr(f"dtj.plan.{module}.shape_of", shape_of)
     view_pod = pod_views.view_pod
     monkeypatch.setattr(
         "tests.unit.support.fake_view.view_pod",
         lambda pod: (viewed.append(pod["metadata"]["name"]), view_pod(pod))[1],
     )
     world = World(**spec(60))
-    size = len(plan_job(job(**spec(60))).replicas)
+    size = len(plan_job(job(**spec(60))).shape.replicas)
     made.clear()
     rows.clear()
+    decisions: list[Decided] = []
+    monkeypatch.setattr(
+        "dtj.reconcile.reconciler.decide", lambda seen: (decisions.append(decide(seen)), decisions[-1])[1]
+    )
     passes = 0
     while world.phase != "Running":
         await world.step()
         passes += 1
 
-    # The first worker's is made with each plan, to see whether it is soon ready.
-    assert len(made) <= size + len(rows)
+    assert len(made) == size
     assert sum(rows) <= 2 * size, "with and without the name of its Secret"
     assert len(viewed) <= 6 * size, "once for each change of a pod"
-    assert passes <= size / 4
+    assert len(decisions) == passes <= size / 4
 
 
 class Counted(str):
@@ -128,13 +134,14 @@ class Counted(str):
 def test_who_decides_is_not_searched_for_each_pod_and_no_message_names_all(ends: Any, phase: str) -> None:
     given, size = job(**torch_workers(600)), 600
     plan = plan_job(given)
-    names = [Counted(name) for name in plan.decisive]
-    expected = replace(expected_pods(given, plan), decisive=names, stages=[names])
-    started = evaluate(given, expected, [], Observed(pods=views(*map(running, names))), at(0)).status
+    names = [Counted(name) for name in plan.shape.decisive]
+    counted = tuple(replace(each, name=name) for each, name in zip(plan.shape.replicas, names, strict=True))
+    shape = replace(plan.shape, decisive=tuple(names), stages=(counted,))
+    started = evaluate(given, shape, [], Observed(pods=views(*map(running, names))), at(0)).status
     pods = views(*(end(name) for each, end in enumerate(ends) for name in names[each::3]))
     Counted.compared = 0
 
-    status = evaluate(replace(given, status=started), expected, [], Observed(pods=pods), at(10)).status
+    status = evaluate(replace(given, status=started), shape, [], Observed(pods=pods), at(10)).status
 
     assert status.phase == phase
     assert Counted.compared <= 20 * size

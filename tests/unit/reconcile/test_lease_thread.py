@@ -13,9 +13,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.reconcile.boot_clock import boot_clock
-from dtj.reconcile.election import Elector, LeaseLost, Leases
-from dtj.reconcile.lease import Timing
-from dtj.reconcile.lease_thread import LeaseThread
+from dtj.reconcile.election import Elector, LeaseLost, Leases, LeaseThread, Timing
 from tests.unit.support.lease_api import LeaseApi
 
 PATIENCE = 60.0

@@ -7,8 +7,7 @@ from typing import Any
 
 from dtj.api.job import Manifest
 from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
-from dtj.reconcile.informers import Informers
-from dtj.reconcile.lister import Lister
+from dtj.reconcile.informers import Informers, Lister
 from dtj.reconcile.view import Key
 
 KEY = ("ml", "mnist")

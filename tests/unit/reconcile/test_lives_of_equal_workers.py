@@ -14,8 +14,8 @@ import pytest
 
 from dtj.api.identity import KIND, LABEL_ATTEMPT, LABEL_INDEX
 from dtj.api.job import Manifest
+from dtj.api.shape import stored_shape
 from dtj.plan.job import plan_job
-from dtj.reconcile.decision import expected_pods, stored_expected_pods
 from tests.unit.support.jobs import job
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.programs import endless
@@ -146,10 +146,10 @@ def test_the_stored_status_expects_the_same_of_the_pods_as_the_plan() -> None:
     plan = plan_job(made)
     counts = {"worker": {"desired": 3}}
 
-    stored = stored_expected_pods(job(**SPEC, status={"attempt": 1, "replicaStatuses": counts}), [])
+    stored = stored_shape(job(**SPEC, status={"attempt": 1, "replicaStatuses": counts}))
 
     assert stored is not None
-    planned = expected_pods(made, plan)
+    planned = plan.shape
     for field in ("decides", "reporter", "restarts_with", "needed", "created_last", "attempts"):
         assert getattr(stored, field) == getattr(planned, field), field
 

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dtj.api.status import JobStatus, Phase
 from dtj.reconcile import job_series
-from dtj.reconcile.metrics import Metrics, event_loop_lag, process_registry
+from dtj.reconcile.metrics import OperatorMetrics, event_loop_lag, process_registry
 from dtj.status.observed import Observed
 from dtj.status.times import read_time
 from tests.unit.support.jobs import job, manifest
@@ -377,7 +377,7 @@ async def test_how_many_series_there_are_depends_on_the_jobs_that_are_there_not_
 )
 def test_the_series_of_namespaces_whose_jobs_went_long_ago_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_series, "MOST_WITHOUT_JOBS", 5)
-    metrics = Metrics(clock=lambda: 0.0)
+    metrics = OperatorMetrics(clock=lambda: 0.0)
 
     def see(namespace: str) -> None:
         metrics.see((namespace, "a"), replace(job("a"), namespace=namespace), JobStatus(), Observed())

@@ -17,7 +17,7 @@ from dtj.api.job import Manifest
 from dtj.cluster.api import KubernetesApi
 from dtj.cluster.kubernetes_client import client
 from dtj.cluster.port import ApiError
-from dtj.reconcile.refusal import Refused
+from dtj.reconcile.refusal import CreationRefused
 from tests.unit.support import modern
 from tests.unit.support.fake_cluster import FakeCluster
 from tests.unit.support.http_cluster import http_cluster
@@ -109,7 +109,7 @@ async def test_the_answers_mean_the_same_over_http(refusal: modern.Refusing, fin
         with pytest.raises(ApiError) as raised:
             await api.create(pod)
         await api.close()
-    assert Refused(raised.value, pod).invalid is final
+    assert CreationRefused(raised.value, pod).invalid is final
 
 
 # --- evictions ----------------------------------------------------------------------------------------

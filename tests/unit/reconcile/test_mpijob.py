@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,11 +23,10 @@ from dtj.api.job import Manifest, read_job
 from dtj.api.status import ProgressStatus
 from dtj.api.validation import faults
 from dtj.cluster.port import ApiError
-from dtj.local.plan import Place, left_out, local_plan
+from dtj.local.plan import Place, container_ports, left_out, local_plan
 from dtj.plan.job import plan_job
-from dtj.status.mpijob import view_mpijob
+from dtj.status.observed import ProgressReport, view_mpijob
 from dtj.status.pods import view_pod
-from dtj.status.progress_report import Report
 from tests.unit.support import mpi_operator
 from tests.unit.support.jobs import job, manifest
 from tests.unit.support.kubelet import Ending
@@ -135,7 +133,7 @@ def test_a_launcher_with_a_command_of_its_own_reaches_its_hosts_too() -> None:
 
 def test_this_machine_runs_the_ranks_itself_and_says_so(tmp_path: Path) -> None:
     native, plan = plan_job(job()), plan_job(job(**HANDED_OVER))
-    here = local_plan(plan, Place(run=tmp_path, mark="1", ports=defaultdict(int)))
+    here = local_plan(plan, Place(run=tmp_path, mark="1", ports=dict.fromkeys(container_ports(plan), 0)))
 
     assert here.mpijob is None
     assert [p["metadata"]["name"] for p in here.pods] == [p["metadata"]["name"] for p in native.pods]
@@ -583,7 +581,7 @@ async def test_an_mpijob_of_somebody_else_is_not_touched() -> None:
     world.mpi.runs = False
     await world.until(lambda: world.condition("Running").get("reason") == "NameTaken")
 
-    assert "which is not the job's" in world.condition("Running")["message"]
+    assert "and the job does not own it" in world.condition("Running")["message"]
     world.cluster.remove(MPIJOB)
     world.mpi.runs = True
     await world.rest()
@@ -610,7 +608,7 @@ async def test_progress_of_the_pods_of_mpi_operator_is_asked_for_and_shown() -> 
     world.kubelet.program = lambda pod, ran: None
     await until(world, "Running")
     assert set(world.progress.followed[KEY]) == {"mnist-worker-0"}
-    world.progress.reports[KEY] = Report(progress=ProgressStatus(step=7))
+    world.progress.reports[KEY] = ProgressReport(progress=ProgressStatus(step=7))
     await world.until(lambda: world.status.get("progress") == {"step": 7})
 
 

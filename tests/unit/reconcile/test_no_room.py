@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from dtj.api.job import Manifest
+from dtj.api.unreadable import read_stored_job
+from dtj.reconcile import memory, reconciler
 from dtj.reconcile import memory as memory_module
 from dtj.reconcile.job_cache import no_room
 from dtj.reconcile.kept_job import keep, without_spec
@@ -139,3 +141,32 @@ async def test_a_long_spec_is_checked_and_planned_outside_of_the_event_loop(
     await FullWorld(args=["x" * 20_000]).rest()
     assert len(threads) > 3
     assert not any(threads)
+
+
+@pytest.mark.bound(
+    "operator",
+    "Who may create jobs",
+    "Memory, and pauses of the event loop, while nothing happens",
+    "Between passes, specs of 64 kB stay as data, and 32 MB of them in all",
+)
+@pytest.mark.parametrize(
+    ("tolerations", "most", "stays"), [(10, None, True), (10, 0, False), (2_000, None, False)]
+)
+async def test_small_specs_stay_as_data_from_one_pass_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, tolerations: int, most: int | None, *, stays: bool
+) -> None:
+    reads = 0
+
+    def read(*given: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return read_stored_job(*given)
+
+    monkeypatch.setattr(memory, "read_stored_job", read)
+    if most is not None:
+        monkeypatch.setattr(reconciler, "_MOST_BYTES", most)
+    template = {"spec": {"tolerations": [{"operator": "Exists"}] * tolerations}}
+    world = FullWorld(replicaSpecs={"worker": {"replicas": 1, "template": template}})
+    await world.until(lambda: world.phase == "Running")
+
+    assert (reads == 1) == stays

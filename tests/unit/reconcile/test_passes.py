@@ -17,12 +17,10 @@ import pytest
 from dtj.api.identity import KIND, LABEL_ATTEMPT, LABEL_ROLE
 from dtj.api.job import Manifest
 from dtj.reconcile.controller import Controller
-from dtj.reconcile.informers import Informers
-from dtj.reconcile.lister import Lister
-from dtj.reconcile.metrics import Metrics
+from dtj.reconcile.informers import Informers, Lister, PodUrgency
+from dtj.reconcile.metrics import OperatorMetrics
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
-from dtj.reconcile.urgency import PodUrgency
 from dtj.reconcile.view import OwnedPod, owned_pod
 from dtj.status.pods import view_pod
 from tests.unit.support import pods, virtual_time
@@ -52,7 +50,7 @@ class Driven(World):
             lambda key: self.controller.cached(key),
         )
         lister = Lister(self.informers)
-        self.metrics = Metrics()
+        self.metrics = OperatorMetrics()
         self.reconciler = Reconciler(
             self.cluster,
             lister,

@@ -18,7 +18,7 @@ from aiohttp.test_utils import TestServer
 
 from dtj.api.status import ProgressStatus
 from dtj.reconcile.progress import ProgressPoller
-from dtj.status.progress_report import Report
+from dtj.status.observed import ProgressReport
 from tests.unit.support import virtual_time
 
 KEY = ("ml", "mnist")
@@ -84,7 +84,7 @@ async def asked() -> AsyncIterator[Callable[[Pod], Awaitable[ProgressPoller]]]:
         await entry.close()
 
 
-async def first_report(poller: ProgressPoller) -> Report:
+async def first_report(poller: ProgressPoller) -> ProgressReport:
     async with asyncio.timeout(120):
         while (report := poller.report(KEY, POD)) is None:
             await asyncio.sleep(0.001)
@@ -169,10 +169,10 @@ class Asking(ProgressPoller):
         super().__init__(lambda _: None, interval, a_second=a_second)
         self.asked: dict[str, list[float]] = {}
 
-    async def _fetch(self, address: str) -> Report | None:
+    async def _fetch(self, address: str) -> ProgressReport | None:
         at = self.asked.setdefault(address.split("/")[2].partition(":")[0], [])
         at.append(asyncio.get_running_loop().time())
-        return Report(progress=ProgressStatus(step=len(at)))
+        return ProgressReport(progress=ProgressStatus(step=len(at)))
 
 
 def longest_pause(at: list[float]) -> float:
@@ -214,7 +214,7 @@ def test_few_pods_are_asked_as_often_as_the_interval_says() -> None:
 
 
 def test_a_pod_that_is_followed_closely_from_now_on_keeps_its_report_and_is_asked_soon() -> None:
-    async def later() -> tuple[Asking, Report | None, float]:
+    async def later() -> tuple[Asking, ProgressReport | None, float]:
         poller = Asking(5.0, a_second=0.01)
         poller.follow(KEY, {POD: "mnist"})
         await asyncio.sleep(20)

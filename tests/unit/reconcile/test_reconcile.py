@@ -27,8 +27,8 @@ import pytest
 from dtj.api.job import Manifest, read_job
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.cluster.port import ApiError
-from dtj.status.creation import may_restore
-from dtj.status.progress_report import Report, read_report
+from dtj.status.observed import ProgressReport, read_report
+from dtj.status.restart_policy import may_restore
 from tests.unit.support.fake_cluster import Call, FakeCluster
 from tests.unit.support.jobs import manifest
 from tests.unit.support.programs import endless, fails
@@ -528,7 +528,7 @@ async def test_a_foreign_service_of_the_same_name_is_told_and_outlived() -> None
 
     assert world.phase == "Pending"
     assert world.condition("Running")["message"] == (
-        "Service mnist can't be made: another one of this name exists, which is not the job's"
+        "Service mnist can't be made: another object of this name exists, and the job does not own it"
     )
     assert world.pod_names() == []
     assert world.again is not None
@@ -858,7 +858,7 @@ async def test_a_new_job_of_an_old_name_waits_for_the_old_pods_and_takes_nothing
     world.kubelet.program, world.kubelet.end_steps = endless, 10
     await world.until(lambda: world.phase == "Running")
     old = world.cluster.job()["metadata"]["uid"]
-    world.progress.reports[KEY] = Report(progress=ProgressStatus(step=70))
+    world.progress.reports[KEY] = ProgressReport(progress=ProgressStatus(step=70))
     world.cluster.remove(JOB)
     world.apply(manifest())
     world.kubelet.program = fails(0)
@@ -923,7 +923,7 @@ async def test_progress_is_asked_of_rank_0_while_the_job_runs_and_kept_at_its_en
     await world.until(lambda: world.phase == "Running")
     assert world.progress.followed == {KEY: {"mnist-worker-0": "10.0.0.7"}}
 
-    world.progress.reports[KEY] = Report(
+    world.progress.reports[KEY] = ProgressReport(
         progress=ProgressStatus(step=5, total_steps=10, loss=0.5),
         artifacts=ArtifactsStatus(tensorboard="s3://bucket/jobs/x/tensorboard/"),
     )
@@ -1025,7 +1025,7 @@ async def test_an_object_that_the_server_can_not_make_is_told_while_that_repeats
     await world.until(lambda: world.condition("Running").get("reason") == "ApiServerError")
 
     message = world.condition("Running")["message"]
-    assert message.startswith("Pod mnist-worker-0 can't be made, the API server answers")
+    assert message.startswith("Pod mnist-worker-0 can't be made: the API server answers")
     assert told in message
     assert world.events() == ["ApiServerError"]
 

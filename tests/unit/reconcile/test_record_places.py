@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtj.reconcile.record_places import MOST_REMEMBERED, RecordPlaces
+from dtj.reconcile.record import MOST_REMEMBERED, RecordPlaces
 from dtj.reconcile.view import Key
 
 

@@ -1,10 +1,9 @@
-"""The stored status of a job: own writes before the cache has them, delayed counts of pods, and echoes.
+"""The stored status of a job: own writes before the cache has them, and delayed counts of pods.
 
 * reads: the cache, the own last write while the cache is behind, the cache again, somebody else's write
 * writes: nothing new, a conflict, a status that the API server refuses, other controllers' conditions
 * writes without an answer: stored all the same, not stored, stored by somebody else
 * waits: a status that only counts pods, any other status, a clock that is set back
-* echoes: of the last write, of an earlier one, of a write that calls for more
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from dtj.api.identity import KIND
 from dtj.api.job import Job, Manifest, read_job
 from dtj.api.status import (
     Condition,
+    Conditions,
     ConditionStatus,
     ConditionType,
     JobStatus,
@@ -114,7 +114,7 @@ async def test_conditions_of_other_controllers_stay() -> None:
     writer.cluster.change(JOB, lambda job: job.update(status={"conditions": [theirs]}))
     writer.cache = writer.shown
 
-    await writer.write(conditions=[waits("0 of 3 pods run")])
+    await writer.write(conditions=Conditions([waits("0 of 3 pods run")]))
 
     assert [condition["type"] for condition in writer.shown["status"]["conditions"]] == ["Running", "Healthy"]
 
@@ -193,20 +193,6 @@ async def test_counts_of_pods_wait_and_anything_else_does_not() -> None:
     assert writer.stored.wait(old, replace_attempt(counted, 2)) is None
     writer.passed = 5.0
     assert writer.stored.wait(old, counted) is None
-
-
-async def test_the_echo_of_the_last_write_is_known_by_its_version() -> None:
-    writer = Writer()
-    assert not writer.stored.is_echo(writer.shown["metadata"]["resourceVersion"])
-    await writer.write(attempt=1)
-    first = writer.shown["metadata"]["resourceVersion"]
-    writer.stored.expect_echo(settled=True)
-    assert writer.stored.is_echo(first)
-
-    await writer.write(attempt=2)
-    writer.stored.expect_echo(settled=False)
-    assert not writer.stored.is_echo(first)
-    assert not writer.stored.is_echo(writer.shown["metadata"]["resourceVersion"]), "there is more to do"
 
 
 async def test_a_status_is_compared_with_what_was_read_and_not_with_what_a_job_is_given() -> None:

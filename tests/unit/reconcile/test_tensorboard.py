@@ -284,7 +284,7 @@ async def test_a_name_that_another_job_has_is_waited_for() -> None:
     world.cluster.add({"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME, "namespace": "ml"}})
     await world.until(lambda: world.phase == "Succeeded")
     await world.step()
-    assert "another one of this name exists" in world.status["tensorboard"]["message"]
+    assert "another object of this name exists" in world.status["tensorboard"]["message"]
 
 
 # --- faults ------------------------------------------------------------------------------------------

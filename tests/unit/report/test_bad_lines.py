@@ -72,7 +72,7 @@ def test_a_line_that_is_no_row_changes_nothing_and_is_told(bad: str) -> None:
 
     assert (len(run.rows), run.left_out) == (4, 1)
     assert whole(run).steps_per_second == Spread(10.0, 0.0)
-    assert "run has 1 line of metrics that can't be read: left out." in report.notes
+    assert "run has 1 line of metrics that can't be read and are left out." in report.notes
 
 
 def test_of_good_lines_nothing_is_told() -> None:

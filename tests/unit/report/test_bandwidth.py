@@ -67,8 +67,8 @@ def test_one_process_has_no_bandwidth() -> None:
 def test_ranks_on_the_processors_of_the_baseline_are_told() -> None:
     one = ranks("one", 1, nodes=1, processors=2)
     assert notes_of(one, ranks("two", 2, nodes=1, processors=2)) == [
-        "The ranks of two shared 2 processors, and its baseline one had as many with fewer ranks: no speed-up is to "
-        "be expected."
+        "The ranks of two shared 2 processors, and the fewer ranks of its baseline one had as many: no speed-up is "
+        "to be expected."
     ]
     assert notes_of(one, ranks("four", 4, nodes=2, processors=4)) == []
     assert notes_of(one, ranks("unknown", 2)) == []
@@ -96,6 +96,5 @@ def test_skipped_examples_are_summed_over_attempts() -> None:
     assert cells(runs, "skipped") == ["3", NOTHING]
     assert [run["skippedExamples"] for run in as_data(report)["runs"]] == [3, 0]
     assert (
-        "damaged left examples that can't be read out of its steps, 3 times over all ranks and attempts."
-        in report.notes
+        "damaged left out examples that can't be read, 3 times over all ranks and attempts." in report.notes
     )

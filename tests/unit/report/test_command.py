@@ -19,7 +19,7 @@ import pytest
 
 from dtj.api.errors import NotFound
 from dtj.cli import main as cli
-from dtj.cli import report_sources
+from dtj.cli import places
 from dtj.client import Artifacts, DistributedTrainingJob
 from tests.unit.support import past_jobs
 from tests.unit.support.training_runs import content, line
@@ -111,7 +111,7 @@ def test_a_folder_of_a_past_job_has_the_recorded_end(dtj: Dtj, tmp_path: Path) -
         (["s3://UPPER/case"], 2, "names no valid bucket"),
         ([REAL, "--baseline", "none"], 3, "no run or group is called none"),
         ([REAL, "--group-by", "colour"], 2, "no run has the field colour"),
-        ([REAL, "--price", "much"], 2, "'much' is no price"),
+        ([REAL, "--price", "much"], 2, "'much' is not a price"),
         ([REAL, "--out", REAL / "horovod-1/metrics.jsonl/x"], 2, "can't be written"),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_job_by_name_has_its_total_time_its_labels_and_its_restarts(
         asked.append((name, where))
         return Somewhere(manifest, {"metrics.jsonl": content(rows)})
 
-    monkeypatch.setattr(report_sources, "find", find)
+    monkeypatch.setattr(places, "find", find)
     code, out, _ = dtj("mnist", "--local", "-n", "ml", "--group-by", "team", "-o", "json")
     assert code == 0
     assert asked == [("mnist", {"local": True, "namespace": "ml", "context": None, "past": None})]

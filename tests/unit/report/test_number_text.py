@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtj.report.number_text import number_text, tick_texts
+from dtj.report.numbers import number_text, tick_texts
 
 ROOT = Path(__file__).parents[3]
 TEXTS = json.loads((ROOT / "tests/number_texts.json").read_text())

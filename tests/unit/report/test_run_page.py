@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from dtj.api.masking import MASK, masked, masked_words
 from dtj.api.status import Failure, JobStatus, Phase
-from dtj.cli.run_pages import file_name, page_of
-from dtj.report.drawing import drawing
 from dtj.report.pictures import pictures_of
 from dtj.report.report import make_report
 from dtj.report.run import Run, read_metrics
-from dtj.report.run_page import run_page
+from dtj.report.run_page import drawing, run_page
+from dtj.views.runs import file_name, page_of
 from tests.unit.report.test_documents import Page
 from tests.unit.support.jobs import manifest
 from tests.unit.support.training_runs import content, even_run, line

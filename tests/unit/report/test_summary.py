@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from dtj.api.status import JobStatus
-from dtj.report.progress import starts
 from dtj.report.run import Run, read_metrics
-from dtj.report.summary import Spread, Summary, summarise
+from dtj.report.summary import Spread, Summary, starts, summarise
 from tests.unit.support.training_runs import content, even_run, line
 
 REAL = Path(__file__).with_name("runs")

@@ -172,7 +172,7 @@ def test_a_group_of_unlike_runs_is_said() -> None:
 def test_a_run_that_was_scaled_is_said() -> None:
     lines = [line("train", 0, 1, worldSize=2), line("train", 9, 5, worldSize=3, attempt=2)]
     notes = make_report([Run("scaled", read_metrics(content(lines)).rows)]).notes
-    assert "scaled ran on 2, 3 ranks in turn; the tables show the last number." in notes
+    assert "scaled ran on 2, 3 ranks, one number after the other; the tables show the last number." in notes
 
 
 def test_what_is_not_there_is_said() -> None:
@@ -295,10 +295,10 @@ def test_a_price_is_that_of_every_pod_or_of_roles() -> None:
 @pytest.mark.parametrize(
     ("text", "said", "remedy"),
     [
-        ("much", "'much' is no price", "such as worker=0.90,ps=0.023"),
-        ("-1", "'-1' is no price", "such as 0.90/h"),
-        ("worker=", "'worker=' is no price", "such as worker=0.90,ps=0.023"),
-        ("worker=1,", "'' is no price", "such as worker=0.90,ps=0.023"),
+        ("much", "'much' is not a price", "such as worker=0.90,ps=0.023"),
+        ("-1", "'-1' is not a price", "such as 0.90/h"),
+        ("worker=", "'worker=' is not a price", "such as worker=0.90,ps=0.023"),
+        ("worker=1,", "'' is not a price", "such as worker=0.90,ps=0.023"),
         ("workers=1", "'workers=1' names no role", "the roles are launcher, worker, "),
         ("=1", "'=1' names no role", "the roles are launcher, worker, "),
         ("ps=1,ps=2", "'ps=1,ps=2' has two prices for ps", "such as worker=0.90,ps=0.023"),

@@ -13,10 +13,10 @@ from dataclasses import replace
 import pytest
 
 from dtj.api.job import Manifest
-from dtj.status.delegated import END_SECONDS, abandoned, ends_mpijob
 from dtj.status.draft import Draft
-from dtj.status.mpijob import MpiCondition, MpiJob
-from dtj.status.next_attempt import next_attempt
+from dtj.status.mpijob import END_SECONDS, abandoned, ends_mpijob
+from dtj.status.observed import MpiCondition, MpiJob
+from dtj.status.restart_policy import next_attempt
 from tests.unit.support.pods import (
     ALL,
     LAUNCHER,
@@ -122,7 +122,7 @@ def test_an_attempt_begins_with_one_restart_more_of_its_cause(cause: str | None)
     life.see(*healthy())
     draft = Draft(life.job, at(10))
 
-    next_attempt(draft, life.expected, [], cause)  # type: ignore[arg-type]
+    next_attempt(draft, life.shape, [], cause)  # type: ignore[arg-type]
 
     status = draft.status()
     counts = status.restarts.model_dump(exclude_defaults=True)
@@ -136,7 +136,7 @@ def test_replicas_that_go_on_stay_in_their_attempt_and_are_counted() -> None:
     life.see(*every)
     draft = Draft(life.job, at(10))
 
-    next_attempt(draft, life.expected, views(*every), "application", {WORKER})
+    next_attempt(draft, life.shape, views(*every), "application", {WORKER})
 
     status = draft.status()
     assert (status.attempt, status.replica_attempts) == (2, {"worker-0": 2})

@@ -21,10 +21,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtj.api.condition_types import ConditionType
 from dtj.api.crd import custom_resource_definition
 from dtj.api.job import Fault, Manifest, read_status
-from dtj.api.status import ArtifactsStatus, Phase, ProgressStatus
+from dtj.api.status import ArtifactsStatus, ConditionType, Phase, ProgressStatus
 from dtj.status.evaluate import evaluate
 from dtj.status.events import happenings
 from dtj.status.failure import NODE_SETTLE_SECONDS
@@ -173,7 +172,9 @@ def test_a_worker_that_ends_well_before_there_is_a_launcher_does_not_leave_the_j
     status = life.see(ended(WORKER_0, 0), running(WORKER_1))
 
     assert status["phase"] == "Failed"
-    assert status["failure"]["message"] == "worker 0 ended with exit code 0 while the others needed it"
+    assert (
+        status["failure"]["message"] == "worker 0 ended with exit code 0 while the other pods still needed it"
+    )
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -450,7 +451,7 @@ def test_a_deadline_that_passes_while_the_job_runs_fails_it() -> None:
     assert status["phase"] == "Failed"
     assert condition(status, "Failed")["reason"] == "DeadlineExceeded"
     assert condition(status, "Failed")["message"] == (
-        "not done 60 s after its start (runPolicy.activeDeadlineSeconds)"
+        "the job was not done 60 s after its start (runPolicy.activeDeadlineSeconds)"
     )
     assert status["failure"]["class"] == "DeadlineExceeded"
 
@@ -754,9 +755,9 @@ def test_whatever_is_seen_the_status_is_sound(
     for pods, passed, refused in sights:
         now += passed
         observed = Observed(pods=views(*pods), refusal=("QuotaExceeded", "no room") if refused else None)
-        before, expected = life.job, life.expected
-        once = evaluate(before, expected, [], observed, at(now))
-        assert evaluate(before, expected, [], observed, at(now)) == once
+        before, shape = life.job, life.shape
+        once = evaluate(before, shape, [], observed, at(now))
+        assert evaluate(before, shape, [], observed, at(now)) == once
         status = life.see(*pods, seconds=now, refusal=observed.refusal)
 
         assert list(schema_faults(STATUS_SCHEMA, status)) == []

@@ -68,7 +68,8 @@ def test_a_failed_export_is_told_once_an_attempt_also_together_with_the_end() ->
     warning = (
         "Warning",
         "ExportFailed",
-        "attempt 1: the model is not exported: onnx can't\ufffd[31m say it so; its weights are saved: docs/export.md",
+        "attempt 1: the model is not exported: onnx can't\ufffd[31m say it so; the weights are saved, see "
+        "docs/export.md",
     )
     life = Life()
     told(life, *healthy())

@@ -217,7 +217,8 @@ def test_of_workers_that_lost_one_that_ended_early_the_early_one_is_named(others
     assert (status["attempt"], status["restarts"]) == (2, ONE_RESTART)
     assert (status["failure"]["pod"], status["failure"]["exitCode"]) == (W2, 0)
     assert status["failure"]["message"] == (
-        "worker 2 ended with exit code 0 while the others needed it; then mnist-worker-0: Connection closed by peer"
+        "worker 2 ended with exit code 0 while the other pods still needed it; then mnist-worker-0: "
+        "Connection closed by peer"
     )
 
 

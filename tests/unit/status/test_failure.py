@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from dtj.api.job import Manifest
 from dtj.api.status import Failure
-from dtj.status.failure import attempt_loss, describe
+from dtj.status.failure import LOG_LINES, attempt_loss, describe, read_termination, reported
 from dtj.status.pods import Exit
-from dtj.status.termination import LOG_LINES, read_termination, reported
 from tests.unit.support.pods import LAUNCHER, WORKER_0, WORKER_1, ended, evicted, running, views
 
 JSON = st.recursive(
@@ -109,7 +108,13 @@ def test_empty_lines_are_left_out_which_an_api_server_takes_for_null(message: st
 @pytest.mark.parametrize(
     ("code", "reason", "kind", "signal", "message"),
     [
-        (137, "OOMKilled", "OOMKilled", 9, "worker 0 ran out of memory: raise its memory limit"),
+        (
+            137,
+            "OOMKilled",
+            "OOMKilled",
+            9,
+            "worker 0 ran out of memory: raise the memory limit of the container",
+        ),
         (137, "Error", "Signal", 9, "worker 0 was ended by signal 9"),
         (139, "Error", "Signal", 11, "worker 0 was ended by signal 11"),
         (1, "Error", "ApplicationError", None, "worker 0 ended with exit code 1"),

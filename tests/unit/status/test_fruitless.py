@@ -47,7 +47,7 @@ def lost(
 def skips(life: Life) -> list[str]:
     """What the pods of the next attempt are told."""
     plan = PlanCache(plan_job)(life.job)
-    pod = plan.pod(plan.stages[0][0])
+    pod = plan.pod(plan.shape.stages[0][0])
     env = {each["name"]: each.get("value", "") for each in pod["spec"]["containers"][0]["env"]}
     return env.get("DTJ_RESUME_SKIP", "").split()
 
@@ -66,16 +66,17 @@ def test_the_next_attempts_restore_others_and_then_the_newest_again(life: Life) 
     assert skips(life) == ["30"]
     assert status["skippedCheckpoints"] == [f"{PREFIX}/30"]
     assert (
-        f"it had restored {PREFIX}/30 and made no step: the next attempt restores another checkpoint, if there is one"
-        in condition(status, "Restarting")["message"]
+        f"the attempt had restored {PREFIX}/30 and failed before its first step: the next attempt "
+        "restores another checkpoint, if there is one" in condition(status, "Restarting")["message"]
     )
     lost(life, 3, "20", "30")
     assert skips(life) == ["30", "20"]
     status = lost(life, 4, "10", "30")
     assert skips(life) == []
     assert (
-        f"it had restored {PREFIX}/10 and made no step, like the attempts from {PREFIX}/30 and {PREFIX}/20: the next "
-        "attempt restores the newest checkpoint again" in condition(status, "Restarting")["message"]
+        f"the attempt had restored {PREFIX}/10 and failed before its first step, like the attempts from "
+        f"{PREFIX}/30 and {PREFIX}/20: the next attempt restores the newest checkpoint again"
+        in condition(status, "Restarting")["message"]
     )
     status = lost(life, 5, "30")
     assert "made no step" not in condition(status, "Restarting")["message"]
@@ -140,7 +141,7 @@ def test_a_resume_ends_it(life: Life) -> None:
 def test_where_a_worker_starts_again_alone_the_chief_has_restored_nothing() -> None:
     roles = {"chief": {"replicas": 1}, "worker": {"replicas": 1}, "ps": {"replicas": 1}}
     life = Life(strategy="ParameterServer", artifacts={"uri": "s3://bucket/jobs"}, replicaSpecs=roles)
-    names = [replica.name for stage in life.plan.stages for replica in stage]
+    names = [replica.name for stage in life.plan.shape.stages for replica in stage]
     life.see(*(running(name) for name in names), artifacts=artifacts(1, "30"))
     worker = "mnist-worker-0"
     pods = [running(name) for name in names if name != worker]

@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
-from dtj.api.job import Manifest
+from dtj.api.job import Fault, Manifest
+from dtj.api.shape import stored_shape
+from dtj.api.status import ConditionType
+from dtj.status.evaluate import evaluate
+from dtj.status.observed import Observed
 from dtj.status.pods import view_pod
 from tests.unit.support.pods import (
     ALL,
@@ -20,6 +24,7 @@ from tests.unit.support.pods import (
     WORKER_0,
     WORKER_1,
     Life,
+    at,
     condition,
     ended,
     healthy,
@@ -27,6 +32,7 @@ from tests.unit.support.pods import (
     running,
     scheduled,
     unschedulable,
+    views,
 )
 
 
@@ -93,6 +99,19 @@ def test_time_in_the_queue_is_not_counted(deadline: str) -> None:
     assert (admitted["phase"], admitted["startTime"]) == ("Starting", "2026-11-21T13:23:30Z")
     assert life.see(*placed, seconds=5069)["phase"] == "Starting"
     assert life.see(*placed, seconds=5071)["phase"] == "Failed"
+
+
+def test_a_queued_job_whose_spec_became_invalid_still_waits_in_its_queue() -> None:
+    life = Life(**policy("Kueue", "research", activeDeadlineSeconds=60))
+    life.see(*GATED)
+
+    unknown, seen = Fault("spec.newField", "unknown field"), Observed(pods=views(*GATED))
+    status = evaluate(life.job, stored_shape(life.job), [unknown], seen, at(5000)).status
+
+    running = status.condition(ConditionType.RUNNING)
+    assert running is not None
+    assert (status.phase, running.reason) == ("Pending", "Queued")
+    assert running.message.endswith("kubectl get workloads --namespace ml")
 
 
 def test_a_queued_job_needs_no_look_and_no_write_while_nothing_happens() -> None:
@@ -315,7 +334,7 @@ def test_a_member_that_goes_before_all_ran_ends_the_group(spec: Manifest, names:
     status = life.see(*[gated(name) for name in names[1:]], seconds=5)
 
     assert status["attempt"] == 2
-    assert set(life.plan.attempts.values()) == {2}
+    assert set(life.plan.shape.attempts.values()) == {2}
 
 
 @pytest.mark.parametrize(("spec", "names"), [({}, ALL), (PS, PS_ALL)], ids=["horovod", "parameter-server"])
@@ -327,7 +346,7 @@ def test_a_member_told_to_end_while_it_starts_ends_the_group(spec: Manifest, nam
     told["metadata"] |= {"deletionTimestamp": "2026-11-21T12:00:35Z", "deletionGracePeriodSeconds": 30}
 
     assert life.see(told, *starting[1:], seconds=5)["attempt"] == 2
-    assert set(life.plan.attempts.values()) == {2}
+    assert set(life.plan.shape.attempts.values()) == {2}
 
 
 def test_a_part_of_the_group_is_never_taken_for_the_whole() -> None:

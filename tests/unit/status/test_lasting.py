@@ -8,7 +8,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
-from dtj.status.lasting import is_lasting
+from dtj.status.failure_policy import is_lasting
 from tests.unit.support.jobs import job
 from tests.unit.support.pods import LAUNCHER, WORKER_0, WORKER_1, Life, condition, ended, healthy, running
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtj.api.status import ArtifactsStatus, PodCheckpointStatus, ProgressStatus
 from dtj.cli.status_view import pod_checkpoint
-from dtj.status.progress_report import read_report
+from dtj.status.observed import read_report
 from tests.unit.support.pods import Life, healthy
 
 AT = PodCheckpointStatus(claim=1, number=12, step=1200)
@@ -17,7 +17,7 @@ def test_it_rides_along_with_progress_and_goes_with_the_upload() -> None:
     assert life.see(*healthy(), artifacts=artifacts, pod_checkpoint=AT) == stored
     status = life.see(*healthy(), artifacts=artifacts, progress=ProgressStatus(step=1300), pod_checkpoint=AT)
     assert status["podCheckpoint"] == {"claim": 1, "number": 12, "step": 1200}
-    said = "checkpoint 12 (step 1200) is complete in the pod, 11 is in the bucket"
+    said = "checkpoint 12 (step 1200) is complete in the pod, and 11 is in the bucket"
     assert pod_checkpoint(life.job.status) == said
     assert "podCheckpoint" in life.see(*healthy())
     newer = ArtifactsStatus.model_validate({"checkpoint": {"uri": "s3://b/j/checkpoints/12"}})
@@ -30,7 +30,7 @@ def test_without_artifacts_the_first_one_is_told_and_goes_with_the_pod() -> None
     stored = life.see(*healthy(), pod_checkpoint=PodCheckpointStatus(claim=1, number=1))
     assert stored["podCheckpoint"] == {"claim": 1, "number": 1}
     assert life.see(*healthy(), pod_checkpoint=AT) == stored
-    said = "a checkpoint is complete in the pod alone and goes with the pod: the job has no artifacts"
+    said = "a checkpoint is only in the pod, and is lost with the pod: the job has no artifacts"
     assert pod_checkpoint(life.job.status) == said
     assert "podCheckpoint" not in life.see(*healthy()[1:])
 

@@ -13,9 +13,8 @@ import pytest
 
 from dtj.api.job import Manifest, read_status
 from dtj.plan.job import plan_job
-from dtj.status.backoff import GOOD_RUN_SECONDS
 from dtj.status.events import happenings
-from dtj.status.next_attempt import MOST_NODES, counted, describe_avoided
+from dtj.status.restart_policy import GOOD_RUN_SECONDS, MOST_NODES, counted, describe_avoided
 from tests.unit.support.jobs import job
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import (

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dtj.api.failure_classes import FAILURE_CLASSES
-from dtj.api.reasons import FAILED, Reason
-from dtj.api.status import Condition, Failure, JobStatus, Phase
-from dtj.status.state import FAILURE_WORDS, LASTING_SECONDS, State, shown_state, state_of
+from dtj.api.reasons import FAILED, FAILURE_CLASSES, Reason
+from dtj.api.status import Condition, Conditions, Failure, JobStatus, Phase
+from dtj.status.state import FAILURE_WORDS, LASTING_SECONDS, JobState, shown_state, state_of
 from dtj.status.times import written_time
 from tests.unit.support.pods import at
 from tests.unit.support.world import World
@@ -86,7 +85,7 @@ def status(phase: str, *conditions: str, failure: str | None = None) -> JobStatu
 )  # fmt: skip
 def test_a_job_has_one_word_and_its_reason(job: JobStatus, word: str, reason: str | None) -> None:
     message = reason and f"why {reason}"
-    assert state_of(job, at(LASTING_SECONDS)) == State(word, message)
+    assert state_of(job, at(LASTING_SECONDS)) == JobState(word, message)
     assert shown_state(job) == (word, message)
 
 
@@ -97,15 +96,16 @@ def test_a_job_that_the_operator_has_not_seen_has_no_state() -> None:
 
 def test_what_keeps_pods_from_running_is_a_state_once_it_lasts() -> None:
     job = status("Pending", "Running=False:Unschedulable")
-    assert state_of(job, at(2)) == State("Pending", "why Unschedulable", LASTING_SECONDS - 2)
+    assert state_of(job, at(2)) == JobState("Pending", "why Unschedulable", LASTING_SECONDS - 2)
     # A restart, or the admission by a queue, begins anew.
     again = job.model_copy(update={"restart_time": written_time(at(60))})
-    assert state_of(again, at(62)) == State("Pending", "why Unschedulable", LASTING_SECONDS - 2)
+    assert state_of(again, at(62)) == JobState("Pending", "why Unschedulable", LASTING_SECONDS - 2)
 
 
 def test_a_long_reason_is_one_line_of_bounded_length() -> None:
     job = status("Suspended", "Suspended=True:JobSuspended")
-    job.conditions[0] = job.conditions[0].model_copy(update={"message": "a\n" * 500})
+    long = job.conditions[0].model_copy(update={"message": "a\n" * 500})
+    job = job.model_copy(update={"conditions": Conditions([long])})
     message = shown_state(job)[1] or ""
     assert len(message) == 256
     assert message.endswith("a…")

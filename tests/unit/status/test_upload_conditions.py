@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import pytest
 
-from dtj.cli.sentences import sentence_of
-from dtj.status import report_merge
+from dtj.status import progress
 from dtj.status.events import happenings
-from dtj.status.progress_report import read_report
-from dtj.status.termination import read_termination
+from dtj.status.failure import read_termination
+from dtj.status.observed import read_report
+from dtj.views.sentences import sentence_of
 from tests.unit.support.pods import LAUNCHER, WORKER_0, WORKER_1, Life, condition, ended, healthy, running
 
 HELD_UP = "checkpoint s3://bucket/job/checkpoints/7 waits for files of worker-1"
@@ -111,9 +111,7 @@ def test_the_last_message_of_any_pod_tells_what_is_refused() -> None:
 
 def test_refused_files_of_many_pods_are_told_in_a_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[object] = []
-    monkeypatch.setattr(
-        report_merge, "read_termination", lambda end: parsed.append(end) or read_termination(end)
-    )
+    monkeypatch.setattr(progress, "read_termination", lambda end: parsed.append(end) or read_termination(end))
     life, names = torch_life(40)
     refusing = [ended(name, 0, {"artifacts": {"notUploaded": "denied"}}) for name in names[20:]]
     others = [ended(name, 0, {"exitCode": 0}) for name in names[1:20]]

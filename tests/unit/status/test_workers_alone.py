@@ -89,7 +89,7 @@ def test_a_worker_that_left_early_is_named(follower: Any) -> None:
     status = seen(life, ended(W1, seconds=9), ended(W2, 1, follower, seconds=10), seconds=16)
 
     assert (status["restarts"], status["failure"]["pod"]) == (ONE_RESTART, W1)
-    assert "ended with exit code 0 while the others needed it" in status["failure"]["message"]
+    assert "ended with exit code 0 while the other pods still needed it" in status["failure"]["message"]
 
 
 @FOLLOWERS
@@ -157,7 +157,7 @@ def test_workers_do_not_excuse_each_other_without_end() -> None:
     life.see(ended(PS, 137, reason="OOMKilled", seconds=10), *map(running, (CHIEF, W0, W1)), seconds=10)
     seconds, counted = 20.0, []
     for _ in range(6):
-        attempts = {name: life.expected.attempts[name] for name in (CHIEF, PS, W0, W1)}
+        attempts = {name: life.shape.attempts[name] for name in (CHIEF, PS, W0, W1)}
         least = min((W0, W1, CHIEF), key=lambda name: attempts[name])
         pods = [running(name, attempt=attempts[name]) for name in attempts if name != least]
         led = ended(least, 1, CUT_OFF, seconds=seconds, attempt=attempts[least])

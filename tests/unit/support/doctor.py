@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dtj.api.job import Manifest
-from dtj.doctor.check import Check
+from dtj.doctor.findings import Check
 from dtj_trainer.contract.distribution import version
 
 KEYS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"})

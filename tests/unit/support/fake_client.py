@@ -9,13 +9,13 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from dtj.api.condition_types import ConditionType
 from dtj.api.errors import DtjError, NotFound, TimedOut
+from dtj.api.status import ConditionType
 from dtj.cli.main import app
 from dtj.client import DistributedTrainingJob, JobEvent, LogLine, LogQuery, Pod, PodUsage
 from dtj.client.defaults import Defaults
 from dtj.client.failures import NameTaken
-from dtj.client.views import ALL_LINES, pod_of
+from dtj.client.objects import ALL_LINES, pod_of
 from dtj.status.times import written_time
 from tests.unit.support.jobs import manifest
 from tests.unit.support.pods import START, WORKER_0, healthy
@@ -51,8 +51,10 @@ class FakeClient:
         *,
         archive: Path | None,
         packages: Path | None = None,
+        endpoint: str | None = None,
         namespace: str | None,
     ) -> DistributedTrainingJob:
+        self.calls.append(("submit", endpoint))
         if job.name in self.jobs:
             raise NameTaken(f"there is a job {job.name} in namespace {self.namespace} already")
         where = namespace or job.metadata.namespace or self.namespace

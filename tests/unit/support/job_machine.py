@@ -15,13 +15,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dtj.api.identity import KIND, LABEL_INDEX, LABEL_ROLE
+from dtj.api.identity import KIND, LABEL_INDEX, LABEL_ROLE, other_manager_of
 from dtj.api.job import Manifest, read_job
-from dtj.api.managed_by import other_manager_of
 from dtj.api.status import ProgressStatus
 from dtj.cluster.port import ApiError
 from dtj.reconcile.view import controller_uid
-from dtj.status.progress_report import Report
+from dtj.status.observed import ProgressReport
 from tests.unit.support.jobs import manifest
 from tests.unit.support.kubelet import Kubelet
 from tests.unit.support.machine import DISRUPTED, JOB, Trial, ending
@@ -331,13 +330,13 @@ class Jobs(RuleBasedStateMachine):
     @rule(step=st.integers(0, 20))
     def report_an_evaluation(self, step: int) -> None:
         self.world.progress.reports[KEY] = {
-            "mnist-evaluator-0": Report(progress=ProgressStatus(step=step, accuracy=0.5))
+            "mnist-evaluator-0": ProgressReport(progress=ProgressStatus(step=step, accuracy=0.5))
         }
 
     @precondition(lambda self: self.job is not None and self.world.phase == "Running")
     @rule(step=st.integers(0, 3), seconds=st.sampled_from([0, 31, 61]))
     def report_a_step_and_stand_still(self, step: int, seconds: int) -> None:
-        report = Report(progress=ProgressStatus(step=step))
+        report = ProgressReport(progress=ProgressStatus(step=step))
         self.world.progress.reports[KEY] = dict.fromkeys(
             ["mnist-worker-0", "mnist-chief-0", "mnist-master-0"], report
         )

@@ -7,11 +7,11 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from dtj.admission.server import Server
-from dtj.admission.serving import Serving
+from dtj.admission.server import WebhookServer
+from dtj.admission.service import Serving
 from dtj.api.job import Manifest
-from dtj.reconcile.metrics import Metrics, event_loop_lag, process_registry
-from dtj.status.progress_report import read_report
+from dtj.reconcile.metrics import OperatorMetrics, event_loop_lag, process_registry
+from dtj.status.observed import read_report
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.world import KEY, World
 
@@ -31,8 +31,8 @@ class MeasuredWorld(World):
         self._into = into
         super().__init__(**spec)
 
-    def new_metrics(self) -> Metrics:
-        self.metrics = Metrics(self._into, lambda: self.cluster.now.timestamp())
+    def new_metrics(self) -> OperatorMetrics:
+        self.metrics = OperatorMetrics(self._into, lambda: self.cluster.now.timestamp())
         self.registry, self._into = self.metrics.registry, None
         return self.metrics
 
@@ -87,7 +87,7 @@ def all_told() -> CollectorRegistry:
     """All metrics of an operator that leads, of such a job and of the webhook."""
     registry = process_registry(lambda: True, event_loop_lag())
     asyncio.run(trained(registry))
-    for part in (Serving, Server):
+    for part in (Serving, WebhookServer):
         part(registry)
     return registry
 

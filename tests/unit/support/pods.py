@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dtj.api.job import Job, Manifest
+from dtj.api.shape import Shape
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.reconcile.decision import expected_pods
 from dtj.status.decision import Decision
 from dtj.status.evaluate import evaluate
-from dtj.status.observed import Expected, Observed
+from dtj.status.observed import Observed
 from dtj.status.pods import PodView, view_pod
 from dtj.status.times import written_time
 from tests.unit.support.jobs import job
@@ -125,13 +125,13 @@ class Life:
         return plan_job(self.job)
 
     @property
-    def expected(self) -> Expected:
-        return expected_pods(self.job, self.plan)
+    def shape(self) -> Shape:
+        return self.plan.shape
 
     def see(self, *pods: Manifest, seconds: float = 0, **observed: Any) -> Manifest:
         """Evaluate with these pods, store the status through JSON, return it as written."""
         self.decision = evaluate(
-            self.job, self.expected, [], Observed(pods=views(*pods), **observed), at(seconds)
+            self.job, self.shape, [], Observed(pods=views(*pods), **observed), at(seconds)
         )
         status = self.decision.status.model_dump(by_alias=True, mode="json", exclude_none=True)
         self.job = job(status=json.loads(json.dumps(status, allow_nan=False)), **self.spec)

@@ -13,13 +13,12 @@ from dtj.plan.model import Plan
 from dtj.plan.plan_cache import PlanCache
 from dtj.plan.record import record_pod
 from dtj.reconcile.executor import MOST_AT_ONCE
-from dtj.reconcile.metrics import Metrics
+from dtj.reconcile.metrics import OperatorMetrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.reconciler import Reconciler
-from dtj.reconcile.record import Recorder
-from dtj.reconcile.record_places import RecordPlaces
+from dtj.reconcile.record import RecordKeeper, RecordPlaces
 from dtj.reconcile.view import Key
-from dtj.status.progress_report import Report
+from dtj.status.observed import ProgressReport
 from tests.unit.support.fake_cluster import FakeCluster, OperatorDied
 from tests.unit.support.fake_view import FakeView
 from tests.unit.support.jobs import manifest
@@ -27,19 +26,19 @@ from tests.unit.support.kubelet import Kubelet
 from tests.unit.support.pods import START
 
 KEY = ("ml", "mnist")
-METRICS = Metrics()
+METRICS = OperatorMetrics()
 
 
 class FakeProgress:
     """Returns prepared reports, and records the pods to poll."""
 
     def __init__(self) -> None:
-        self.reports: dict[Key, Report | dict[str, Report]] = {}
+        self.reports: dict[Key, ProgressReport | dict[str, ProgressReport]] = {}
         """Reports by job, or by job and pod for several pods."""
         self.followed: dict[Key, Mapping[str, str]] = {}
         self.asked_for_stacks: list[list[str]] = []
 
-    def report(self, key: Key, pod: str) -> Report | None:
+    def report(self, key: Key, pod: str) -> ProgressReport | None:
         known = self.reports.get(key)
         return known.get(pod) if isinstance(known, dict) else known
 
@@ -101,7 +100,7 @@ class World:
             counts_after=self.counts_after,
             at_once=self.at_once,
             host_paths=self.host_paths,
-            recorder=Recorder(partial(record_pod, image="tensorboard:1"), self.places)
+            recorder=RecordKeeper(partial(record_pod, image="tensorboard:1"), self.places)
             if self.records
             else None,
         )
@@ -110,7 +109,7 @@ class World:
         """Seconds on a clock that nobody sets."""
         return (self.cluster.now - START).total_seconds()
 
-    def new_metrics(self) -> Metrics:
+    def new_metrics(self) -> OperatorMetrics:
         """Return the metrics of a new operator."""
         return METRICS
 

@@ -7,15 +7,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtj.api.masking import MASK, masked
-from dtj.api.program_words import options_of
+from dtj.api.masking import MASK, masked, options_of
 from dtj.api.status import JobStatus
-from dtj.cli.sentences import sentence_of
 from dtj.client import DistributedTrainingJob
 from dtj.report.curves import MOST_POINTS, thinned
-from dtj.report.run import Row
-from dtj.ui.curves import curves_of
+from dtj.report.run import MetricsRow
+from dtj.ui.artifacts import curves_of
 from dtj.ui.rows import again_of
+from dtj.views.sentences import sentence_of
 from tests.unit.support.jobs import manifest
 
 FINITE = st.floats(-1e6, 1e6)
@@ -32,8 +31,8 @@ def test_few_points_keep_the_peaks_and_the_order(values: list[float], most: int)
         assert min(value for _, value, _ in kept) == min(values)
 
 
-def row(step: int, kind: str = "train", **values: object) -> Row:
-    return Row(kind, float(step), step, values)
+def row(step: int, kind: str = "train", **values: object) -> MetricsRow:
+    return MetricsRow(kind, float(step), step, values)
 
 
 def test_a_program_with_many_names_and_rows_fills_no_screen() -> None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtj.ui.conspicuous import LATELY_SECONDS, conspicuous
-from dtj.ui.stacks import MOST_BYTES, MOST_FILES, StackKey, Stacks, keys_to_read, stacks_of
-from dtj.ui.usage import Usage, usage_of
-from dtj.ui.utilisation import MOST_CELLS, MOST_DRAWN, MOST_ROWS, Question, Utilisation, utilisation_of
+from dtj.ui.outliers import LATELY_SECONDS, outliers_of
+from dtj.ui.stacks import MOST_BYTES, MOST_FILES, StackKey, StacksAnswer, keys_to_read, stacks_of
+from dtj.ui.usage import RankUsage, usage_of
+from dtj.ui.utilisation import MOST_CELLS, MOST_DRAWN, MOST_ROWS, Question, UtilisationAnswer, utilisation_of
 from tests.unit.support.training_runs import content
 
 START = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -34,14 +34,14 @@ def samples(ranks: Mapping[str, float], ends: Iterable[int] = range(15, 61, 15))
             yield line(end, name, cpuCores=cores)
 
 
-def used(*attempts: Iterable[Mapping[str, Any]]) -> Usage:
+def used(*attempts: Iterable[Mapping[str, Any]]) -> RankUsage:
     return usage_of(
         (f"utilisation/attempt-{number}/worker-0.jsonl", content([*lines]))
         for number, lines in enumerate(attempts, 1)
     )
 
 
-def answered(usage: Usage, question: Question = QUESTION) -> Utilisation:
+def answered(usage: RankUsage, question: Question = QUESTION) -> UtilisationAnswer:
     return utilisation_of(usage, question, files_unread=0, bytes_read=0)
 
 
@@ -75,12 +75,12 @@ def test_a_long_run_has_few_points_and_cells() -> None:
     ],
 )
 def test_which_ranks_differ(ranks: dict[str, float], kinds: dict[str, str]) -> None:
-    assert conspicuous(used(samples(ranks)), {}, LATELY_SECONDS).kinds == kinds
+    assert outliers_of(used(samples(ranks)), {}, LATELY_SECONDS).kinds == kinds
 
 
 def test_many_ranks_that_differ_are_one_sentence() -> None:
     ranks = {str(rank): 0.1 if rank < 8 else 2.0 for rank in range(30)}
-    (sentence,) = conspicuous(used(samples(ranks)), {}, LATELY_SECONDS).sentences
+    (sentence,) = outliers_of(used(samples(ranks)), {}, LATELY_SECONDS).sentences
     assert sentence.startswith("rank 0, rank 1, rank 2, rank 3, rank 4 and 3 more: 0.10 processors")
 
 
@@ -95,7 +95,7 @@ def test_a_rank_without_samples_is_missing() -> None:
 
 def test_a_rank_that_the_newest_attempt_does_not_have_is_not_missing() -> None:
     usage = used(samples({"0": 1.0, "1": 1.0, "2": 1.0}), samples({"0": 1.0, "1": 1.0}, range(600, 2000, 15)))
-    assert conspicuous(usage, {}, LATELY_SECONDS).kinds == {}
+    assert outliers_of(usage, {}, LATELY_SECONDS).kinds == {}
     assert [(each.attempt, each.time - START.timestamp()) for each in answered(usage).attempts] == [
         (1, 0),
         (2, 585),
@@ -108,8 +108,8 @@ def test_what_a_rank_did_before_counts_if_the_training_succeeded() -> None:
         *samples({"0": 1.9}, range(900, 1000, 15)),
         *samples({"1": 0.0, "2": 0.0}, range(900, 1000, 15)),
     ]
-    assert conspicuous(used(ranks), {}, LATELY_SECONDS).kinds == {"0": "busy"}
-    assert conspicuous(used(ranks), {}, None).kinds == {}
+    assert outliers_of(used(ranks), {}, LATELY_SECONDS).kinds == {"0": "busy"}
+    assert outliers_of(used(ranks), {}, None).kinds == {}
 
 
 def test_ranks_with_long_steps_are_slow() -> None:
@@ -145,7 +145,7 @@ def test_what_is_no_sample_is_counted_and_long_names_are_cut() -> None:
     assert usage_of([("utilisation/other.jsonl", content(lines))]).stays == {}
 
 
-def read(text: str, key: str = "logs/attempt-1/stacks-0-1.txt") -> Stacks:
+def read(text: str, key: str = "logs/attempt-1/stacks-0-1.txt") -> StacksAnswer:
     parsed = StackKey.of(key)
     assert parsed
     return stacks_of([(parsed, text.encode())], 0)

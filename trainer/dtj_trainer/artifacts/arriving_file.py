@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MOST_NAME_BYTES = 255
 _HASHED_BYTES = 2**22
-"""Bytes hashed in one call, which releases Python's global lock."""
+"""The number of bytes that one call hashes. The call releases Python's global interpreter lock."""
 
 
 def part_of(path: Path) -> Path:
@@ -99,6 +99,7 @@ class ArrivingFile:
         part_of(self._path).replace(self._path)
 
     def _clear(self) -> None:
-        # First the size: a reader that still finds it has opened the bytes that it counts.
+        # Remove the size file first: while a reader finds the size file, the part file that the reader opened is of
+        # the same download.
         arrived_of(self._path).unlink(missing_ok=True)
         part_of(self._path).unlink(missing_ok=True)

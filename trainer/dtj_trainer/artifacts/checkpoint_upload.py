@@ -1,4 +1,4 @@
-"""Uploads snapshots of the checkpoints folder while a program runs. `checkpoint_removal` deletes those not kept."""
+"""Uploads snapshots of the checkpoints folder while a program runs, and removes those that are not kept."""
 
 from __future__ import annotations
 
@@ -7,51 +7,216 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, read_index
-from dtj_trainer.artifacts.checkpoint_removal import CheckpointRemoval
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.folder_pictures import FolderPictures
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, newest_of, prune
-from dtj_trainer.artifacts.look import SECOND, is_below
-from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, check_paths, folder_name
+from dtj_trainer.artifacts.manifest import (
+    Manifest,
+    ManifestError,
+    StoredFile,
+    check_paths,
+    folder_name,
+    is_lent,
+    number_and_claim,
+)
 from dtj_trainer.artifacts.newest_picture import Name, NewestPicture
 from dtj_trainer.artifacts.other_pods import OtherPods
-from dtj_trainer.artifacts.picture import NOTHING, Picture, Waits
-from dtj_trainer.artifacts.pod_manifest import is_lent
-from dtj_trainer.artifacts.refused_files import RefusedFiles
-from dtj_trainer.artifacts.s3 import RefusedKey
-from dtj_trainer.artifacts.sent_files import Changed, SentFiles
+from dtj_trainer.artifacts.picture import NOTHING, SECOND, Picture, Waits, is_below
+from dtj_trainer.artifacts.s3 import RefusedKey, S3Error
+from dtj_trainer.artifacts.sent_files import FileChanged, SentFiles, why_unsent
 from dtj_trainer.artifacts.size_limit import SizeLimit
 from dtj_trainer.artifacts.snapshot import (
+    CheckpointIndex,
     Due,
     StepAt,
+    age,
     folders_and_links,
     keys_of,
     later_number,
     new_names,
     new_number,
+    read_index,
     ref_of,
     saves_to_keep,
     step_of,
 )
+from dtj_trainer.artifacts.store import DELETE_BATCH
+from dtj_trainer.artifacts.upload_rules import RefusedFiles
 from dtj_trainer.clock import now_text, seconds_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Set
     from pathlib import Path
 
     from dtj_trainer.artifacts.fence import Fence
-    from dtj_trainer.artifacts.look import Node
+    from dtj_trainer.artifacts.picture import Node
     from dtj_trainer.artifacts.store import Store
+
+
+# CheckpointRemoval removes snapshots from the bucket: those that retention no longer keeps, and files of abandoned
+# uploads.
+#
+# The manifest of a snapshot is deleted before the files that no other manifest names. A snapshot with a manifest is
+# therefore always whole.
 
 log = logging.getLogger(__name__)
 
-MOST_PICTURES = 4  # of a pass
+
+class CheckpointRemoval:
+    """Deletes snapshots in the bucket. For one thread. Its methods raise S3Error, Superseded among them.
+
+    `store` is the job's checkpoints prefix; `fence` says whether this attempt may still write there. `keep` is the
+    number of the newest snapshots that stay, `keep_every` the period in seconds. `sent` forgets the files that are
+    removed. `others`: the keys that other pods name stay as well.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        fence: Fence,
+        keep: int,
+        keep_every: float,
+        sent: SentFiles,
+        others: OtherPods,
+    ) -> None:
+        self._store = store
+        self._fence = fence
+        self._keep = keep
+        self._keep_every = keep_every
+        self._sent = sent
+        self._others = others
+        self._dropped: dict[str, Manifest] = {}
+        """The snapshots whose manifest is deleted and whose files are still in the bucket, by folder."""
+        self._undeletable: set[str] = set()
+        """Snapshot folders with an object that the bucket refused to delete. No later pass tries to delete them."""
+        self._swept = False
+        self.needed = ""
+        """The folder of the snapshot that this attempt restored. The folder stays until the attempt has uploaded a
+        snapshot of its own."""
+
+    def note_uploaded(
+        self, index: CheckpointIndex, manifest: Manifest, given_up: Set[int], *, of_parts: bool
+    ) -> None:
+        """Delete what uploads that were given up left, after the manifest of a snapshot was written.
+
+        given_up: numbers of snapshots that this attempt has begun and given up. `of_parts`: other pods sent parts of
+        it, and perhaps of earlier ones that were skipped. The first call also removes what earlier attempts left:
+        before, nobody could have gone on from this attempt.
+        """
+        skipped = [
+            folder
+            for folder in (self._store.folders() if of_parts else ())
+            if (place := number_and_claim(folder))
+            and place[1] == manifest.claim
+            and place[0] <= manifest.number
+            and folder not in index.manifests
+        ]
+        begun = {folder_name(number, manifest.claim) for number in given_up}
+        for folder in sorted({manifest.folder, *begun, *skipped}):
+            self._delete_unnamed(index, (item.key for item in self._store.objects(folder)), folder)
+        if not self._swept:
+            self._sweep(index)
+            self._swept = True
+
+    def _sweep(self, index: CheckpointIndex) -> None:
+        """Delete the files that earlier claims left. Folders of this claim stay: other pods may be uploading parts
+        there.
+        """
+        earlier = {
+            folder
+            for folder in (*index.manifests, *index.bare, *index.damaged)
+            if (place := number_and_claim(folder)) and place[1] < self._fence.number
+        }
+        # Only the manifest of a snapshot of `checkpoints.save` names the snapshot's files: its folder has nothing
+        # unnamed.
+        alone = {folder for folder, manifest in index.manifests.items() if manifest.of_save}
+        for folder in sorted(earlier - alone):
+            self._delete_unnamed(index, (item.key for item in self._store.objects(folder)), folder)
+        index.bare -= earlier
+        index.damaged -= earlier
+
+    def prune(self, index: CheckpointIndex) -> None:
+        """Delete snapshots except those to keep, and take them out of the index."""
+        keep = index.kept(self._keep, self._keep_every)
+        if not any(manifest.claim == self._fence.number for manifest in index.manifests.values()):
+            keep.add(self.needed)
+        surplus = [folder for folder in index.manifests if folder not in keep | self._undeletable]
+        if surplus or self._dropped:
+            # Check the claim before the first deletion: a later attempt may be restoring one of these snapshots.
+            self._fence.hold()
+        for folder in surplus:
+            if self._delete([f"{folder}/{contract.MANIFEST_FILE}"], folder):
+                self._dropped[folder] = index.manifests.pop(folder)
+        for folder, manifest in list(self._dropped.items()):
+            listed = (item.key for item in self._store.objects(folder))
+            self._delete_unnamed(index, [*listed, *(file.key for file in manifest.files)], folder)
+            del self._dropped[folder]
+
+    def _delete_unnamed(self, index: CheckpointIndex, keys: Iterable[str], folder: str) -> None:
+        """Delete those of the objects `keys` that no manifest names. folder: the snapshot folder that log messages
+        name.
+        """
+        own = self._fence.number
+        named = {file.key for manifest in index.manifests.values() for file in manifest.files}
+        named.update(f"{folder}/{contract.MANIFEST_FILE}" for folder in index.manifests)
+        named |= self._others.named
+        unnamed = [
+            key
+            for key in dict.fromkeys(keys)
+            if key not in named
+            and self._others.may_remove(key)
+            and (place := number_and_claim(key.partition("/")[0]))
+            # A later release may name files of earlier claims in manifests that this release can't read: keep those
+            # files.
+            and (place[1] == own or (place[1] < own and not index.newer))
+        ]
+        if unnamed:
+            self._sent.forget(set(unnamed))
+        for start in range(0, len(unnamed), DELETE_BATCH):
+            if start:
+                self._fence.hold()
+            self._delete(unnamed[start : start + DELETE_BATCH], folder)
+
+    def _delete(self, keys: list[str], folder: str) -> bool:
+        """Delete objects. Return False where the bucket refuses the deletion permanently.
+
+        A permanent refusal is only logged: object lock, or a policy without s3:DeleteObject, is a decision of the
+        bucket's owner, and the snapshots to keep are uploaded anyway. Raises S3Error for a transient failure.
+        """
+        try:
+            self._store.delete(keys)
+        except S3Error as error:
+            if error.transient:
+                raise
+            if not self._undeletable:
+                log.warning("old checkpoints stay in the bucket: %s", error)
+            self._undeletable.add(folder)
+            return False
+        return True
+
+
+def lent_paths(manifest: Manifest) -> set[str]:
+    """Return the paths of the files that other pods gave to a snapshot."""
+    return {file.path for file in manifest.files if is_lent(file)}
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What a round begins with; None: nothing. `picture`: what the folder had then."""
+
+    manifest: Manifest | None
+    picture: Picture
+
+
+MOST_PICTURES = 4  # the most pictures of the folder that one upload pass sends
 COPY_AFTER = 2
-"""After so many void pictures in a row, files are copied before they are sent."""
+"""After this many pictures (states of the checkpoints folder) in a row of which a file changed before it was sent,
+files are copied first, and the copies are sent."""
 
 
 class CheckpointUploader:
@@ -83,12 +248,14 @@ class CheckpointUploader:
         self._keep, self._keep_every = keep, keep_every
         self._pictures = FolderPictures(folder, settle_seconds, program_runs, self._note_complete)
         self.note_torn, self.close = self._pictures.note_torn, self._pictures.close
+        self.still = self._pictures.still
         self._step_at = step_at
         self._index: CheckpointIndex | None = None
         self._done: set[Node] = set()
-        """Files of folders of `save` that a snapshot has, because a pass uploaded them or a restore brought them."""
+        """Files in folders of `checkpoints.save` that a snapshot in the bucket has, by an upload or because a restore
+        brought them."""
         self._on_demand: dict[Node, list[StoredFile]] = {}
-        """Files of the restored snapshot that are in the bucket alone, by the mark of their folder."""
+        """Files of the restored snapshot that the restore left in the bucket, by the mark file of their folder."""
         self._sent = SentFiles(store, folder, self._count_bytes)
         self.pictures = NewestPicture(self._sent.get)
         self._limit = SizeLimit(keep_bytes)
@@ -96,17 +263,25 @@ class CheckpointUploader:
         self._removal = CheckpointRemoval(
             store, fence=fence, keep=keep, keep_every=keep_every, sent=self._sent, others=self._others
         )
-        self._unreadable: dict[str, Node] = {}  # As they were then, by path.
+        # Files that could not be read, as they were then, by path. An unchanged file is not tried again.
+        self._unreadable: dict[str, Node] = {}
         self._voids = 0
-        self._begun: set[int] = set()  # Numbers of snapshots that are not completed.
+        self._begun: set[int] = set()  # numbers of snapshots whose upload has begun and is not complete
         self._under_way: Due | None = None
-        self._waiting: Picture | None = None  # It lacked files of other pods when it was tried.
+        # The picture that could not be stored when it was tried, because files of other pods were missing.
+        self._waiting: Picture | None = None
         self._last: Manifest | None = None
+        self._stored = self._pictures.last
+        """The content of the picture whose manifest is the last one. A round may have begun with another one."""
+        self._round: _Round | None = None
+        """The last round, until a pass takes it into account."""
+        self._begins_with: Due | None = None
+        """The snapshot that the last round began with, while the bucket does not have it."""
         self._lock = threading.Lock()
         self.newest: contract.CheckpointRef | None = None
         """The newest snapshot with a manifest in the bucket, as far as this process has seen manifests."""
         self.bytes_uploaded, self.refused = 0, RefusedFiles()
-        self.held_up = ""  # What has held up the next snapshot for minutes.
+        self.held_up = ""  # What has held up the next snapshot for minutes; empty: nothing.
 
     def start(self) -> None:
         """Begin to watch the folder. Call it before the program writes there."""
@@ -114,22 +289,80 @@ class CheckpointUploader:
 
     def note_restored(self, manifest: Manifest, *, own: bool) -> None:
         """Take the folder as a restore of this snapshot left it. own: the snapshot is one of this job."""
-        lent = {file.path for file in manifest.files if is_lent(file)}
-        restored = self._pictures.begin_from(manifest.paths, lent)
-        self._done.update(node for node in restored.values() if node.kind == "file")
-        self._others.note_restored(manifest, restored)
+        restored = self._pictures.begin_from(manifest.paths, lent_paths(manifest))
+        self._begin_from(manifest, restored, own=own)
+        self._stored = self._pictures.last
         if own:
-            for file in manifest.files:
-                node = restored.get(file.path)
-                if node and node.size == file.size:
-                    self._sent.add(node, replace(file, mtime_ns=node.mtime_ns))
-                mark = restored.get(f"{file.path.partition('/')[0]}/{MARK_FILE}")
-                if node is None and mark:
-                    self._on_demand.setdefault(mark, []).append(file)
-            self._last, self._removal.needed = manifest, manifest.folder
             picture = Picture(restored, at_ns=int(seconds_of(manifest.time) * SECOND))
             self._note_uploaded(picture, manifest)
             self._tell_newest(manifest)
+
+    def _begin_from(self, manifest: Manifest, restored: Mapping[str, Node], *, own: bool) -> None:
+        self._done.update(node for node in restored.values() if node.kind == "file")
+        self._others.note_restored(manifest, restored)
+        if own:
+            self._note_sent(manifest, restored)
+            self._last, self._removal.needed = manifest, manifest.folder
+
+    def _note_sent(self, manifest: Manifest, restored: Mapping[str, Node]) -> None:
+        """Note which of the files that were put back are in the bucket."""
+        for file in manifest.files:
+            node = restored.get(file.path)
+            if node and node.size == file.size and file.key:
+                self._sent.add(node, replace(file, mtime_ns=node.mtime_ns))
+            mark = restored.get(f"{file.path.partition('/')[0]}/{MARK_FILE}")
+            if node is None and mark:
+                self._on_demand.setdefault(mark, []).append(file)
+
+    def look_last(self, died_ns: int) -> None:
+        """Find the picture of programs that were killed. Any thread may call it."""
+        self._pictures.look_last(died_ns)
+
+    def unsent_saves(self, before: int) -> set[str]:
+        """Return the names of the folders of `save` with steps below this one that no snapshot has. Any thread may
+        call it.
+        """
+        done = self._done
+        unsent = {
+            path.partition("/")[0]
+            for path, node in self.nodes.items()
+            if node.kind == "file" and node not in done
+        }
+        return {name for name, mark in self._pictures.marks.items() if name in unsent and mark.step < before}
+
+    def begin_round(self, manifest: Manifest | None) -> None:
+        """Take the folder as it is now: this snapshot was put back; None: nothing is there. Any thread may call it.
+
+        An upload that is under way goes on. A snapshot that the bucket does not have is uploaded next.
+        """
+        paths, lent = (manifest.paths, lent_paths(manifest)) if manifest else (set[str](), set[str]())
+        picture = Picture(dict(self._pictures.begin_round(paths, lent)), at_ns=time.time_ns())
+        self.pictures.begin_round(picture, manifest)
+        self._round = _Round(manifest, picture)
+
+    def _take_round(self, begun: _Round) -> None:
+        """Begin anew with what a round begins with."""
+        self._round, self._waiting, self._voids, self._begins_with = None, None, 0, None
+        manifest, nodes = begun.manifest, begun.picture.nodes
+        if manifest is None:
+            return
+        last = self._last
+        stored = self._index.manifests.get(manifest.folder) if self._index else None
+        if last and last.folder == manifest.folder:
+            stored = last
+        self._begin_from(stored or manifest, nodes, own=stored is not None)
+        if stored:
+            self._stored = self._pictures.last
+        else:
+            self._note_sent(manifest, nodes)
+            if manifest.claim == self._fence.number and (last is None or age(manifest) > age(last)):
+                self._begins_with = self._due(begun.picture, manifest.number, manifest.step)
+
+    def _go_on_from_stored(self) -> None:
+        """Give up the snapshot that the last round began with: what is left of it is part of the next picture."""
+        self._begins_with = None
+        self._pictures.begin_again(self._stored)
+        self._stored = self._pictures.last
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
         """Upload the picture of the folder that is due, then remove what is no longer kept.
@@ -147,9 +380,13 @@ class CheckpointUploader:
     def _upload_due(self, *, ended: bool, died_ns: int | None) -> bool:
         over, pictures = ended or died_ns is not None, 0
         self._sent.ended = over
-        # What changes all the time has a new picture after each. A pass must end, to be told of the program's end.
+        # Limit the pictures of a pass: a folder that changes all the time always has a new picture, and only the next
+        # pass learns that the program has ended.
         while pictures < MOST_PICTURES:
-            # Prune first: the disk must not fill up while uploads are slow or the bucket does not answer.
+            if self._round:
+                self._take_round(self._round)
+            # Delete old checkpoints on the disk first: the disk must not fill up while uploads are slow or the bucket
+            # does not answer.
             self._pictures.look(over=over)
             if len(prune(self._folder, self._pictures.marks, self._keep)) < len(self._pictures.marks):
                 self._pictures.look(over=over)
@@ -158,13 +395,14 @@ class CheckpointUploader:
             self.held_up = self._others.held_up or self._pictures.held_up
             self._others.begin(ended=over)
             found: Picture | Waits = NOTHING
-            if self._under_way is None:
+            if self._under_way is None and self._begins_with is None:
                 found = self._pictures.due(ended=ended, died_ns=died_ns)
-                last = self._pictures.last
-                if isinstance(found, Waits) and self._others.have_news(self._last, last, ended=over):
+                last, calm = self._stored, isinstance(found, Waits) and self._pictures.last is self._stored
+                if calm and self._others.have_news(self._last, last, ended=over):
                     found = self._waiting or Picture(last)
-            newest = self._under_way or (self._named(index, found) if isinstance(found, Picture) else None)
-            # A checkpoint whose files of other pods are late does not hold up the ones before.
+            newest = self._under_way or self._begins_with
+            newest = newest or (self._named(index, found) if isinstance(found, Picture) else None)
+            # While the newest checkpoint waits for files of other pods, upload earlier checkpoints.
             tried = False
             for due in (newest, *self._older_saves(index)):
                 if due is None:
@@ -194,18 +432,20 @@ class CheckpointUploader:
         return self._index
 
     def _named(self, index: CheckpointIndex, picture: Picture) -> Due:
-        """Name the snapshot of a picture."""
-        began, nodes = time.thread_time(), picture.nodes
-        marks = {name: mark for name, mark in self._pictures.marks.items() if name in nodes}
-        saved = newest_of(marks)
-        mark = marks[saved] if saved else None
-        step = self._step_of(picture)
+        """Give the snapshot of a picture its number and its step."""
+        began, step = time.thread_time(), self._step_of(picture)
         number = new_number(step, self._fence.number, index.manifests.values())
         self.pictures.name(picture, Name(self._fence.number, number, step))
-        alone = saved is not None and all(is_below(path, {saved}) for path in nodes)
+        due = self._due(picture, number, step)
         self._sent.keep_only([*self._pictures.nodes.values(), *self._pictures.last.values()])
         self._pictures.rest_after(time.thread_time() - began)
-        return Due(picture, number, step, saved, mark, alone)
+        return due
+
+    def _due(self, picture: Picture, number: int, step: int | None) -> Due:
+        marks = {name: mark for name, mark in self._pictures.marks.items() if name in picture.nodes}
+        saved = newest_of(marks)
+        alone = saved is not None and all(is_below(path, {saved}) for path in picture.nodes)
+        return Due(picture, number, step, saved, marks[saved] if saved else None, alone)
 
     def _step_of(self, picture: Picture) -> int | None:
         before = self._last.step if self._last else None
@@ -217,7 +457,7 @@ class CheckpointUploader:
         return self._pictures.nodes
 
     def _note_complete(self, picture: Picture) -> None:
-        """Note a picture, which may come while another one is sent, or while the bucket does not answer."""
+        """Note a complete picture of the folder, also while another picture is sent or the bucket does not answer."""
 
         def name() -> Name:
             step = self._step_of(picture)
@@ -236,7 +476,9 @@ class CheckpointUploader:
         self.pictures.note_uploaded(picture, name, manifest)
 
     def _older_saves(self, index: CheckpointIndex) -> Iterator[Due]:
-        """Yield the older folders of `save` that are to be kept and in no snapshot, the newest first."""
+        """Yield the older folders of `checkpoints.save` that retention keeps and no snapshot has yet, the newest
+        first.
+        """
         marks, claim = self._pictures.marks, self._fence.number
         fresh: dict[str, int] = {}
         for path, node in self._pictures.nodes.items() if len(marks) > 1 else ():
@@ -264,15 +506,19 @@ class CheckpointUploader:
             with self._pictures.looking():
                 files = self._send(due, folder)
             manifest = self._manifest(due, files)
-        except (Changed, OSError, ManifestError) as error:
+        except (FileChanged, OSError, ManifestError) as error:
             self._drop(due, error)
             return None
         except RefusedKey as error:
             self.refused.add(self._folder, str(error))
-            self._under_way = None  # The next picture may have no file that is refused.
+            self._under_way = None  # The next picture of the folder may not have the refused file.
+            if due is self._begins_with:
+                self._go_on_from_stored()
             raise
         if manifest is None:
             self._under_way, self._waiting = None, due.picture if newest else self._waiting
+            if due is self._begins_with:
+                self._go_on_from_stored()
             return False
         self._fence.hold()
         self._store.put_bytes(f"{folder}/{contract.MANIFEST_FILE}", manifest.to_json())
@@ -280,9 +526,13 @@ class CheckpointUploader:
         if not due.alone:
             self._others.stored(manifest.files)
         if newest:
-            self._pictures.taken(due.picture, self._sent.unsent)
+            taken, begun = self._pictures.taken(due.picture, self._sent.unsent), self._begins_with
             self._last = manifest
             self._note_uploaded(due.picture, manifest)
+            if taken or (begun and begun.number == due.number):
+                self._stored = self._pictures.last
+            if begun and begun.number <= due.number:
+                self._begins_with = None
         self._drop()
         nodes = self._pictures.nodes
         self._unreadable = {path: node for path, node in self._unreadable.items() if nodes.get(path) == node}
@@ -304,13 +554,15 @@ class CheckpointUploader:
         return True
 
     def _drop(self, due: Due | None = None, error: Exception | None = None) -> None:
-        """Begin with another picture, because this one is stored, or has become void by an error."""
+        """Let the next pass take another picture: this one is stored, or can't be sent because of `error`."""
         self._under_way, self._waiting, self._voids = None, None, self._voids + 1 if due else 0
         self._sent.drop_copies()
-        if due is None:
+        if due is None or error is None:
             return
+        if due is self._begins_with:
+            self._go_on_from_stored()
         uri = self._store.uri(folder_name(due.number, self._fence.number))
-        log.info("checkpoint %s changed while it was uploaded: %s", uri, error)
+        log.info("checkpoint %s: %s", uri, why_unsent(error))
         if isinstance(error, PermissionError) or (isinstance(error, OSError) and self._voids > COPY_AFTER):
             path = os.path.relpath(str(error.filename), self._folder)
             if (node := due.picture.nodes.get(path)) is not None:
@@ -318,10 +570,13 @@ class CheckpointUploader:
                 self.refused.add(self._folder / path, error.strerror or repr(error))
 
     def _send(self, due: Due, folder: str) -> list[StoredFile]:
-        """Send what the bucket does not have of a picture; return all. Raises Changed, OSError, S3Error."""
-        picture, last = due.picture, self._pictures.last
+        """Send the files of a picture that the bucket lacks; return all files. Raises FileChanged, OSError,
+        S3Error.
+        """
+        picture, last = due.picture, self._stored
         present = [later for mark, later in self._on_demand.items() if picture.nodes.get(mark.path) == mark]
-        if picture.nodes is last:  # Other pods have files for the same picture.
+        # This pod's files have not changed: only other pods have new files for the last picture.
+        if picture.nodes is last:
             paths = last.keys() | {file.path for later in present for file in later}
             return [file for file in (self._last.files if self._last else ()) if file.path in paths]
         self._others.announce(due)
@@ -330,7 +585,8 @@ class CheckpointUploader:
         lacking = [
             node
             for node in nodes
-            # Of another job's snapshot, the bucket does not have what the program has overwritten.
+            # Skip files of the last picture that the program has overwritten: after a restore from another job, this
+            # job's bucket does not have their old content.
             if node not in known
             and self._unreadable.get(node.path) != node
             and (node != last.get(node.path) or node == self._pictures.nodes.get(node.path))
@@ -364,7 +620,7 @@ class CheckpointUploader:
             now_text(),
             self._fence.attempt,
             *self._limit.limited(whole, *folders_and_links(nodes), due.saved),
-            new=new_names(nodes, self._pictures.last),
+            new=new_names(nodes, self._stored),
             metric=mark.metric if mark else None,
             metric_mode=mark.metric_mode if mark else "max",
             claim=self._fence.number,

@@ -107,9 +107,8 @@ def save(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(parent / str(step))) from error
         raise
     if not os.environ.get(contract.ENV_ARTIFACTS_URI):
-        prune(
-            parent, saved_folders(parent), keep_from_environment()
-        )  # With a bucket, dtj-launch prunes after it has uploaded the checkpoints that stay.
+        # With a bucket, dtj-launch prunes after it has uploaded the checkpoints that stay.
+        prune(parent, saved_folders(parent), keep_from_environment())
     return target
 
 
@@ -134,9 +133,10 @@ def bring(checkpoint: Path, names: Iterable[str]) -> None:
     manifest. Files that were written in this pod, and other names, are left alone. Raises S3Error when a file is
     missing or damaged, or when the bucket can't be read.
     """
-    from dtj_trainer.artifacts import on_demand  # It takes boto3, which most programs never need.
+    # Import late: the module loads boto3, which most programs never need.
+    from dtj_trainer.artifacts import file_fetch
 
-    on_demand.bring(checkpoint, names)
+    file_fetch.bring(checkpoint, names)
 
 
 def keep_from_environment() -> int:
@@ -146,7 +146,9 @@ def keep_from_environment() -> int:
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Remove the temporary folders of killed processes. A save in progress holds the lock of its folder."""
+    """Remove the temporary folders of killed processes. A save in progress holds the lock of its folder, which
+    stays.
+    """
     for path in parent.glob(".*.tmp"):
         if _TEMPORARY.fullmatch(path.name):
             with contextlib.suppress(OSError), _locked(path):

@@ -21,7 +21,15 @@ import uuid
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from dtj_trainer.artifacts.s3 import Changed, LastingS3Error, NoSuchKey, NotSupported, S3Error
+from dtj_trainer.artifacts.s3 import (
+    CLAIM_TRIES,
+    FENCED_PUT_TRIES,
+    Changed,
+    LastingS3Error,
+    NoSuchKey,
+    NotSupported,
+    S3Error,
+)
 from dtj_trainer.artifacts.store import ABSENT
 from dtj_trainer.clock import now_text
 
@@ -30,14 +38,12 @@ if TYPE_CHECKING:
 
     from dtj_trainer.artifacts.store import Store
 
-log = logging.getLogger(__name__)
 
-TRIES = 5
-"""Compare-and-swaps in a row before `hold` gives up. Fewer writers than this start at the same time."""
+log = logging.getLogger(__name__)
 
 
 _NO_OBJECT = f'"{"0" * 32}"'
-"""An ETag that no object has."""
+"""An ETag that no object has, for a put that must fail."""
 
 
 class Superseded(LastingS3Error):
@@ -80,7 +86,7 @@ def read_claim(store: Store, key: str) -> tuple[Claim | None, str]:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise S3Error(
-            f"{store.uri(key)} can't be read ({error!r}): delete it if no pod of this job runs",
+            f"the claim file {store.uri(key)} can't be read ({error!r}): delete it if no pod of this job runs",
             transient=False,
         ) from error
     return claim, etag
@@ -113,7 +119,7 @@ class Fence:
         self._conditional = True
         self._lock = threading.Lock()
         self.superseded: Superseded | None = None
-        """Set when a later attempt was seen, and never reset."""
+        """The error to raise once a later attempt has claimed the prefix; None before. Never reset."""
 
     @property
     def attempt(self) -> int:
@@ -139,7 +145,7 @@ class Fence:
         with self._lock:
             if self.superseded:
                 raise self.superseded
-            for _ in range(TRIES):
+            for _ in range(CLAIM_TRIES):
                 found, etag = self._read()
                 if found and found.writer == self._writer:
                     self._own, self._etag = found, etag
@@ -148,7 +154,10 @@ class Fence:
                     raise self._lost(found)
                 if self._claim(found, etag):
                     return
-            raise S3Error(f"{self._store.uri(self._key)} is being changed all the time", transient=True)
+            raise S3Error(
+                f"other processes change the claim file {self._store.uri(self._key)} all the time",
+                transient=True,
+            )
 
     def announce_restore(self, uri: str, *, restored: bool) -> None:
         """Tell the other pods of the attempt which snapshot this process restores, and whether it has done so.
@@ -164,7 +173,9 @@ class Fence:
                     self._etag = self._store.put_bytes(
                         self._key, content, replaces=self.expecting(self._etag)
                     )
-                except Changed as error:  # By another process, or by a put whose answer was lost.
+                except Changed as error:
+                    # Another process wrote the claim, or an earlier put of this process arrived and its answer was
+                    # lost.
                     raise S3Error(str(error), transient=True) from error
                 self._own = told
 
@@ -233,3 +244,34 @@ class Fence:
                 continue
             return False
         return True
+
+
+# put_fenced replaces an object only while the object has the expected ETag, or this process holds the claim of its
+# attempt.
+
+
+def put_fenced(
+    store: Store, fence: Fence, key: str, etag: str, put: Callable[[str | None], str | None]
+) -> str:
+    """Call `put` with the condition for replacing the object of that ETag (or ABSENT); return the ETag of the new
+    object.
+
+    When the condition fails, the object may stem from an earlier attempt, or from this very put if its response was
+    lost. The holder of the claim may replace either object. A process that lost the claim gets Superseded before the
+    put. Raises Superseded, S3Error.
+    """
+    for _ in range(FENCED_PUT_TRIES):
+        fence.hold()
+        try:
+            return put(fence.expecting(etag)) or etag
+        except Changed:
+            try:
+                etag = store.etag(key)
+            except NoSuchKey:
+                etag = ABSENT
+        except NotSupported:
+            if fence.expecting(etag) is None:
+                raise
+            fence.without_conditions()
+    store.abort_uploads(key)
+    raise S3Error(f"other processes change {store.uri(key)} all the time", transient=True)

@@ -6,30 +6,49 @@ import logging
 import math
 import threading
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Protocol
 
+from dtj_trainer import contract
 from dtj_trainer.artifacts import model_manifest
-from dtj_trainer.artifacts.fence import Superseded
-from dtj_trainer.artifacts.fenced_put import put_fenced
-from dtj_trainer.artifacts.folder_names import FolderNames
-from dtj_trainer.artifacts.growing import COSTLY_SHARE, State, state_of
-from dtj_trainer.artifacts.growing_upload import GrowingUploader
-from dtj_trainer.artifacts.pass_errors import PassErrors
-from dtj_trainer.artifacts.refused_files import RefusedFiles
+from dtj_trainer.artifacts.fence import Superseded, put_fenced
+from dtj_trainer.artifacts.growing import COSTLY_SHARE, FileState, GrowingUploader, state_of
 from dtj_trainer.artifacts.store import ABSENT, Store
-from dtj_trainer.artifacts.upload_rules import Growing, Rule, Source
+from dtj_trainer.artifacts.upload_rules import (
+    BESIDE_EVENTS,
+    EVENTS,
+    LOG,
+    METRICS,
+    MODEL,
+    ONCE,
+    TRACKING,
+    UTILISATION,
+    UTILISATION_EVENTS,
+    FolderNames,
+    Growing,
+    PassErrors,
+    RefusedFiles,
+    Rule,
+    UploadSource,
+    is_event_file,
+    is_no_event_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from dtj_trainer.artifacts.multipart import Put
+    from dtj_trainer.artifacts.fence import Fence
+    from dtj_trainer.artifacts.multipart import Uploaded
+    from dtj_trainer.artifacts.upload_rules import Begin
+
 
 log = logging.getLogger(__name__)
 
 TRIES_AT_END = 3
-"""Uploads of a file that changes meanwhile, after the program's end: then its content is taken as it is."""
+"""After the program's end, a file that still changes is uploaded this many times. The last upload stays as it is."""
 
 
 class Clock(Protocol):
@@ -46,7 +65,7 @@ class Clock(Protocol):
 class _Known:
     """The state of one file that is uploaded as a whole. Times are monotonic seconds."""
 
-    uploaded: State | None = None
+    uploaded: FileState | None = None
     uploaded_at: float = -math.inf
     duration: float = 0.0
     changed_at_end: int = 0
@@ -56,7 +75,7 @@ class _Known:
     sha256: str = ""
     """The SHA-256 of the bytes that the last put sent."""
 
-    def note(self, put: Put) -> str:
+    def note(self, put: Uploaded) -> str:
         """Remember what was sent; return the ETag."""
         self.sha256 = put.sha256
         return put.etag
@@ -65,7 +84,7 @@ class _Known:
 class FileUploader:
     """Uploads the files of some sources into the bucket, pass by pass, from one thread."""
 
-    def __init__(self, store: Store, sources: list[Source], clock: Clock = time) -> None:
+    def __init__(self, store: Store, sources: list[UploadSource], clock: Clock = time) -> None:
         self.store = store
         self.sources = sources
         self.bytes_uploaded = 0
@@ -74,9 +93,12 @@ class FileUploader:
         self._growing = GrowingUploader(store, clock.monotonic, self._count_bytes)
         self._known: dict[Path, _Known] = {}
         self._uploaded: set[str] = set()
-        self._named: dict[Path, dict[Path, State]] = {}
-        """The files of each folder whose manifest is uploaded, as that manifest describes them."""
-        self._torn: set[Path] = set()
+        self._named: dict[Path, dict[Path, FileState]] = {}
+        """By folder whose manifest is uploaded: its files as the manifest describes them."""
+        self._torn: dict[Path, FileState] = {}
+        """Files that are incomplete, as they were then."""
+        self._round_after: int | None = None
+        """When the programs of the round before died, until a pass takes the new round into account."""
         self.refused = RefusedFiles(clock.monotonic)
         self._lock = threading.Lock()
 
@@ -91,6 +113,9 @@ class FileUploader:
         skipped without an error, because the other sources still belong to this pod.
         """
         over = ended or died_ns is not None
+        if self._round_after is not None:
+            self._begin_round(self._round_after)
+            self._round_after = None
         self.store.uploads.abort_changed()
         errors = PassErrors(self.refused, last=over)
         growing = [source for source in self.sources if isinstance(source.rule, Growing)]
@@ -102,15 +127,31 @@ class FileUploader:
         return all_done
 
     def note_torn(self, paths: Iterable[Path]) -> None:
-        """Note that files are incomplete and stay so: they are not uploaded, unless by segments."""
-        self._torn |= set(paths)
+        """Note that files are incomplete as they are: they are not uploaded, unless by segments."""
+        for path in paths:
+            with suppress(OSError):
+                self._torn[path] = state_of(path.stat())
+
+    def begin_round(self, died_ns: int) -> None:
+        """Note that other programs write from now on. What was incomplete at the death stays so until it changes."""
+        self._round_after = died_ns
+
+    def _begin_round(self, died_ns: int) -> None:
+        for source in self.sources:
+            if isinstance(source.rule, Rule) and source.rule.unbroken:
+                for path, _ in source.files(self._names):
+                    with suppress(OSError):
+                        if _is_broken(state := state_of(path.stat()), source.rule, died_ns):
+                            self._torn[path] = state
+        for known in self._known.values():
+            known.changed_at_end = 0
 
     def uploaded_below(self, key_prefix: str) -> bool:
         """Return whether this process has uploaded something of the source with that key."""
         return key_prefix in self._uploaded or key_prefix in self._growing.uploaded
 
     def _upload_source(
-        self, source: Source, rule: Rule, over: bool, died_ns: int | None, errors: PassErrors
+        self, source: UploadSource, rule: Rule, over: bool, died_ns: int | None, errors: PassErrors
     ) -> bool:
         """Upload what is due of a source; return whether nothing more is due for now."""
         done = True
@@ -126,16 +167,19 @@ class FileUploader:
                 done &= self._consider_manifest(source, manifest, [path for path, _ in files])
         return done
 
-    def _consider_manifest(self, source: Source, manifest: Path, files: list[Path]) -> bool:
-        """Upload the manifest of a folder whose files are all uploaded as they are; return whether nothing is left.
+    def _consider_manifest(self, source: UploadSource, manifest: Path, files: list[Path]) -> bool:
+        """Upload the manifest of a folder once all its files are uploaded and unchanged; return whether nothing is
+        left.
 
-        A manifest in the folder is not uploaded: its files may have changed before their upload.
+        The manifest is made from what was uploaded. A manifest in the folder is not uploaded: files may have changed
+        after the program wrote it.
         """
         present = {path: state_of(path.stat()) for path in files}
         known_files = {path: known for path in files if (known := self._known.get(path))}
         uploaded = {path: known.uploaded for path, known in known_files.items()}
         if uploaded != present or present == self._named.get(source.path):
-            return True  # Whether a file is left was asked before.
+            # A file is not uploaded yet, which the caller knows, or the stored manifest is current.
+            return True
         sums = {path: (present[path].size, known.sha256) for path, known in known_files.items()}
         content = model_manifest.manifest_with(source.path, sums).to_json()
         known = self._known.setdefault(manifest, _Known())
@@ -146,16 +190,16 @@ class FileUploader:
         return True
 
     def _consider(
-        self, source: Source, rule: Rule, path: Path, key: str, over: bool, died_ns: int | None
+        self, source: UploadSource, rule: Rule, path: Path, key: str, over: bool, died_ns: int | None
     ) -> bool:
         """Upload one file if it is due; return whether nothing more of it is due for now."""
         known = self._known.setdefault(path, _Known())
         state = state_of(path.stat())
-        as_it_was = path in self._torn or known.changed_at_end >= TRIES_AT_END
+        as_it_was = state == self._torn.get(path) or known.changed_at_end >= TRIES_AT_END
         if as_it_was or state == known.uploaded or (rule.only_once and known.uploaded):
             return True
-        if died_ns is not None and rule.unbroken and state.changed_ns > died_ns - rule.quiet * 1e9:
-            return True  # The program may have been killed in the middle of this file.
+        if died_ns is not None and rule.unbroken and _is_broken(state, rule, died_ns):
+            return True  # The program may have been killed while it wrote this file.
         if not over and not self._due(rule, known, state):
             return False
         started = self._clock.monotonic()
@@ -170,7 +214,10 @@ class FileUploader:
         if state_of(path.stat()) != state:
             known.changed_at_end += over
             if known.changed_at_end == TRIES_AT_END:
-                log.warning("%s is kept as it was: it changes although the program has ended", path)
+                log.warning(
+                    "%s changes although the program has ended: the bucket keeps the content of the last upload",
+                    path,
+                )
             return known.changed_at_end >= TRIES_AT_END
         self.refused.accepted(path)
         known.uploaded = state
@@ -179,8 +226,8 @@ class FileUploader:
         self._uploaded.add(source.key)
         return True
 
-    def _put(self, source: Source, known: _Known, key: str, put: Callable[[str | None], str]) -> None:
-        """Call `put` with the condition for what it may replace."""
+    def _put(self, source: UploadSource, known: _Known, key: str, put: Callable[[str | None], str]) -> None:
+        """Call `put` with the ETag of the object that it may replace, or with None where the source has no fence."""
         if source.fence is None:
             put(None)
             return
@@ -190,7 +237,7 @@ class FileUploader:
             self.store.abort_uploads(key)
             raise
 
-    def _due(self, rule: Rule, known: _Known, state: State) -> bool:
+    def _due(self, rule: Rule, known: _Known, state: FileState) -> bool:
         quiet_for = self._clock.time() - state.changed_ns / 1e9
         rest = max(rule.interval, COSTLY_SHARE * known.duration)
         settled = rule.quiet == 0 or quiet_for >= rule.quiet
@@ -199,3 +246,74 @@ class FileUploader:
     def _count_bytes(self, amount: int) -> None:
         with self._lock:
             self.bytes_uploaded += amount
+
+
+def _is_broken(state: FileState, rule: Rule, died_ns: int) -> bool:
+    return state.changed_ns > died_ns - round(rule.quiet * 1e9)  # A float lacks the nanoseconds.
+
+
+# What a pod uploads besides checkpoints, depending on its part in the job.
+
+METRICS_KEYS = {"primary": contract.METRICS_FILE, "evaluator": contract.EVALUATOR_METRICS_FILE}
+
+
+@dataclass(frozen=True)
+class PodFiles:
+    """Where a pod's files are. The logs in `log_names` are uploaded; None means all logs."""
+
+    root: Path
+    config_dir: Path
+    part: contract.Part
+    attempt: int
+    log_names: tuple[str, ...] | None = None
+    pod: str | None = None
+    """`<role>-<index>` of this pod if its utilisation is sampled."""
+    archives: tuple[tuple[str, Path], ...] = ()
+    """The archives of `spec.code` that are in no bucket yet, each with its name in the bucket."""
+
+
+def pod_sources(files: PodFiles, fence: Fence | None, metrics: Begin | None = None) -> list[UploadSource]:
+    """Return the files of a pod that are uploaded. `metrics`: where the stored metrics of earlier attempts end."""
+    root = files.root
+    sources = [*_logs(files), *_utilisation(files)]
+    if key := METRICS_KEYS.get(files.part):
+        # Chief and evaluator upload to one folder. Their keys differ, because the names of event files contain host
+        # and time.
+        events = UploadSource(root / contract.TENSORBOARD, contract.TENSORBOARD, EVENTS, fence, is_event_file)
+        sources += [
+            UploadSource(root / contract.METRICS_FILE, key, METRICS, fence, begin=metrics),
+            events,
+            replace(events, rule=BESIDE_EVENTS, takes=is_no_event_file),
+        ]
+    if files.part == "primary":
+        sources += [
+            UploadSource(files.config_dir / contract.JOB_FILE, contract.JOB_FILE, ONCE, fence),
+            UploadSource(root / contract.MODEL, contract.MODEL, MODEL, fence, essential=True),
+            UploadSource(root / contract.TRACKING_FILE, contract.TRACKING_FILE, TRACKING, fence),
+        ]
+        sources += [UploadSource(path, key, ONCE, fence) for key, path in files.archives]
+    return sources
+
+
+def _logs(files: PodFiles) -> list[UploadSource]:
+    folder, key = files.root / contract.LOGS, f"{contract.LOGS}/attempt-{files.attempt}"
+    if files.log_names is None:
+        return [UploadSource(folder, key, LOG)]
+    stacks = UploadSource(folder, key, LOG, takes=_has_stacks)
+    return [stacks, *(UploadSource(folder / name, f"{key}/{name}", LOG) for name in files.log_names)]
+
+
+def _utilisation(files: PodFiles) -> list[UploadSource]:
+    """Return the utilisation files that dtj-launch writes. No other pod of the attempt uses their keys."""
+    if files.pod is None:
+        return []
+    folder, key = files.root / contract.UTILISATION, f"{contract.UTILISATION}/attempt-{files.attempt}"
+    lines, events = f"{files.pod}.jsonl", f"{contract.TENSORBOARD}/{key}/{files.pod}"
+    return [
+        UploadSource(folder / lines, f"{key}/{lines}", UTILISATION),
+        UploadSource(folder / contract.TENSORBOARD, events, UTILISATION_EVENTS, takes=is_event_file),
+    ]
+
+
+def _has_stacks(name: str) -> bool:
+    return fnmatchcase(name, contract.STACKS_FILES)

@@ -12,9 +12,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.fence import Superseded, read_claim
-from dtj_trainer.artifacts.fenced_put import put_fenced
-from dtj_trainer.artifacts.s3 import Changed, NoSuchKey, NotSupported, S3Error
+from dtj_trainer.artifacts.fence import Superseded, put_fenced, read_claim
+from dtj_trainer.artifacts.s3 import END_TRIES, Changed, NoSuchKey, NotSupported, S3Error
 from dtj_trainer.artifacts.store import ABSENT, Store
 from dtj_trainer.clock import now_text
 from dtj_trainer.contract.history import (
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
     from dtj_trainer.contract.history import EndRecord, History
 
 log = logging.getLogger(__name__)
-
-TRIES = 3
-"""Conditional puts in a row before the end of a job stays unrecorded."""
 
 
 class HistoryWriter:
@@ -122,12 +118,15 @@ class HistoryWriter:
         """Write `end.json`, unless the record there is a later one; return whether it was written. Raises S3Error."""
         content, conditional = _encoded(record), True
         if is_passing(record) and self._has_begun(record["status"].get("attempt")):
-            log.info("the job is not suspended any more")
+            log.info("the suspension is not recorded: an attempt of the job has begun since")
             return False
-        for _ in range(TRIES):
+        for _ in range(END_TRIES):
             stored, etag = self._read(contract.END_FILE)
             if not replaces(stored_object(stored), record):
-                log.info("%s has a later end", self._store.uri(contract.END_FILE))
+                log.info(
+                    "%s is not replaced: it records a later end of the job",
+                    self._store.uri(contract.END_FILE),
+                )
                 return False
             try:
                 self._store.put_bytes(contract.END_FILE, content, replaces=etag if conditional else None)
@@ -137,7 +136,9 @@ class HistoryWriter:
                 conditional = False
                 continue
             return True
-        raise S3Error(f"{self._store.uri(contract.END_FILE)} is being changed all the time", transient=True)
+        raise S3Error(
+            f"other processes change {self._store.uri(contract.END_FILE)} all the time", transient=True
+        )
 
     def _has_begun(self, attempt: int | None) -> bool:
         claim, _ = read_claim(self._store, contract.CLAIM_FILE)
@@ -149,7 +150,9 @@ class HistoryWriter:
         return _encoded(record)
 
     def _root(self) -> Store | None:
-        """Return the store of the job's `artifacts.uri`; None where the prefix is not one that the operator makes."""
+        """Return the store of the job's `artifacts.uri`; None where the job's prefix does not end as the operator
+        makes it.
+        """
         location, own = self._store.location, self._history.prefix
         if not f"/{location.prefix}".endswith(f"/{own}"):
             return None

@@ -21,7 +21,7 @@ MARK_FILE = ".dtj-checkpoint.json"
 """The mark that `dtj_trainer.artifacts.checkpoints.save` writes into a complete directory, with step and metric."""
 
 RECORD_FILE = ".dtj-in-bucket.json"
-"""What a restore leaves in the bucket of a directory: see `on_demand`."""
+"""The record of the directory's files that a restore has left in the bucket; see `file_fetch`."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def read_mark(directory: Path) -> Mark | None:
 def saved_folders(folder: Path) -> dict[str, Mark]:
     """Return the marks of the complete folders of `save`, by their names."""
     try:
-        names = sorted(os.listdir(folder))  # noqa: PTH208 - names are all that is needed, of thousands
+        names = sorted(os.listdir(folder))  # noqa: PTH208 - a Path for each of thousands is slow
     except OSError:
         return {}
     return {name: mark for name in names if name[0] != "." and (mark := read_mark(folder / name))}
@@ -68,7 +68,7 @@ def newest_of(marks: Mapping[str, Mark]) -> str | None:
 
 
 def prune(folder: Path, marks: Mapping[str, Mark], keep: int) -> dict[str, Mark]:
-    """Remove folders of `save`, except the newest and the best, and return the marks of those left."""
+    """Delete what `checkpoints.save` wrote, except the newest and the best. Return the marks of those left."""
     candidates = {
         Candidate(1, mark.step, mark.metric, mark.metric_mode): name for name, mark in marks.items()
     }

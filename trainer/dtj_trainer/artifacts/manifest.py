@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
-from dtj_trainer.artifacts.look import LATEST_NS, folders_of, is_below, is_inside
+from dtj_trainer.artifacts.picture import LATEST_NS, folders_of, is_below, is_inside, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Set
+
+    from dtj_trainer.artifacts.picture import Node
+
 
 MetricMode = Literal["max", "min"]
 
@@ -24,14 +31,14 @@ VERSION = 2
 """The version of new manifests, and the newest version that this release reads. Version 1 had one checkpoint of the
 program, without links, empty folders and times; its keys were relative to its own folder."""
 PARTS = "parts"
-"""The folder of part manifests in a snapshot's folder; see `checkpoint_parts`."""
+"""The folder of part manifests in a snapshot's folder; see `other_pods`."""
 PODS = "pods"
-"""The folder of other pods' files in a snapshot's folder."""
+"""The folder, in a snapshot's folder, of files that pods other than that of rank 0 have uploaded."""
 DAMAGED_FILE = "damaged.txt"
-"""What a rank puts into a snapshot's folder when a file is damaged, so that later restores skip the snapshot: the
-description of the fault."""
+"""The object that a rank puts into a snapshot's folder when a file is damaged, so that later restores skip the
+snapshot. The content describes the fault."""
 UNKNOWN_TIME = -1
-"""A modification time that version 1 does not have."""
+"""Stands for a modification time that a manifest of version 1 does not have."""
 _HASH_BLOCK_BYTES = 1024 * 1024
 
 
@@ -52,7 +59,8 @@ class StoredFile:
     """One file of a snapshot.
 
     `path` is relative to the checkpoints folder, `key` to the checkpoints' prefix in the bucket, `size` is in bytes,
-    `sha256` in hexadecimal digits. `mtime_ns`: the modification time.
+    `sha256` in hexadecimal digits. `mtime_ns`: the modification time. An empty key: the bucket does not have the
+    file, and pods have.
     """
 
     path: str
@@ -165,12 +173,13 @@ class Manifest:
         return json.dumps(content, separators=(",", ":")).encode()
 
     @staticmethod
-    def from_json(content: bytes, folder: str = "") -> Manifest:
+    def from_json(content: bytes, folder: str = "", *, in_bucket: bool = True) -> Manifest:
         """Read a manifest back.
 
         folder: the name of the folder that has the manifest, which differs from that of the manifest where somebody
-        has copied the folder. Raises NewerManifest for a version above VERSION. Raises ManifestError for content that
-        is not JSON, a missing field or one of another type, or a path that leads out of the checkpoints folder.
+        has copied the folder. in_bucket: whether each file needs a key. Raises NewerManifest for a version above
+        VERSION. Raises ManifestError for content that is not JSON, a missing field or one of another type, or a path
+        that leads out of the checkpoints folder.
         """
         try:
             read = json.loads(content)
@@ -198,11 +207,19 @@ class Manifest:
             manifest = (
                 replace(manifest, files=tuple(_first_form(file, place) for file in read["files"]))
                 if version == 1
-                else _with_entries(manifest, read["entries"], place)
+                else _with_entries(manifest, read["entries"], place, in_bucket=in_bucket)
             )
         except ManifestError:
             raise
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError) as error:
+        except (
+            ValueError,
+            KeyError,
+            IndexError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise ManifestError(f"the manifest can't be read: {error!r}") from error
         check_paths(manifest)
         return manifest
@@ -213,12 +230,14 @@ def _first_form(file: dict[str, Any], place: str) -> StoredFile:
     return StoredFile(str(file["path"]), key, int(file["size"]), str(file["sha256"]))
 
 
-def _with_entries(manifest: Manifest, entries: Iterable[list[Any]], place: str) -> Manifest:
+def _with_entries(
+    manifest: Manifest, entries: Iterable[list[Any]], place: str, *, in_bucket: bool
+) -> Manifest:
     files, folders, links = [], [], []
     own = f"{manifest.folder}/"
     for path, kind, size, mtime_ns, *rest in entries:
         if kind == "file":
-            key = checked_key(rest[1])
+            key = "" if rest[1] == "" and not in_bucket else checked_key(rest[1])
             key = f"{place}/{key.removeprefix(own)}" if key.startswith(own) else key
             files.append(StoredFile(str(path), key, int(size), str(rest[0]), int(mtime_ns)))
         elif kind == "directory":
@@ -303,3 +322,164 @@ def fault_of(path: Path, expected: StoredFile, sha256: str | None = None) -> str
     if (sha256 or sha256_of(path)) != expected.sha256:
         return f"{expected.path} is damaged (its sha256 differs)"
     return None
+
+
+# PodManifest tells of the files that one pod alone has, such as shards of `torch.distributed.checkpoint`.
+#
+# The pods of a job share nothing but the bucket. Each has one small object there, its pod manifest:
+#
+# - A pod that sees a new file says at once that the file is pending.
+# - The pod of rank 0 takes a picture, and announces the picture's number and paths in the manifest of pod 0.
+# - The other pod sends the files that the picture lacks, and names them in its manifest.
+# - The pod of rank 0 puts these files into the snapshot's manifest. For pods with pending files it waits, and
+#   says so.
+#
+# A pod without files has no pod manifest, and nobody waits for it.
+
+ANNOUNCED = "0"
+"""The pod name in the key of the manifest that the pod of rank 0 writes."""
+LATE_SECONDS = 60.0
+"""How long a pod waits until the pod of rank 0 announces a picture that is newer than the waiting pod's files.
+The pod of rank 0 reads the other pods' manifests at least this often."""
+LATE_AT_END_SECONDS = 10.0
+"""The value of LATE_SECONDS once the pod's program has ended."""
+
+
+@dataclass(frozen=True)
+class PodManifest:
+    """What one pod says.
+
+    The pod of rank 0 announces a picture: its `number`; `paths`, of the pod's own files, and of folders with `/`
+    at the end; `waits_for`, the pods whose files the snapshot lacks, each with the beginning of its manifest's ETag.
+
+    Another pod says: `pending`, the paths of files that are not uploaded yet; `files`, those that the pod alone has,
+    and that are uploaded; `answer`, the place of the last of its answers, below which its keys are; `gone`, the paths
+    of files that it gave to the restored snapshot and has removed; `sent`, bytes, which grows during an upload.
+    """
+
+    number: int = -1
+    pending: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    waits_for: tuple[tuple[str, str], ...] = ()
+    files: tuple[StoredFile, ...] = ()
+    answer: str = ""
+    gone: tuple[str, ...] = ()
+    sent: int = 0
+
+    def to_json(self) -> bytes:
+        """Serialize the manifest as it is stored in the bucket."""
+        files = [[file.path, file.key, file.size, file.sha256, file.mtime_ns] for file in self.files]
+        content = {
+            "number": self.number,
+            "pending": self.pending,
+            "paths": self.paths,
+            "waitsFor": self.waits_for,
+            "files": files,
+            "answer": self.answer,
+            "gone": self.gone,
+            "sent": self.sent,
+        }
+        return json.dumps(content, separators=(",", ":")).encode()
+
+    @staticmethod
+    def from_json(content: bytes) -> PodManifest:
+        """Read a manifest back. Raises ManifestError."""
+        try:
+            read = json.loads(content)
+            files = [
+                StoredFile(str(path), checked_key(key), int(size), str(sha256), int(mtime_ns))
+                for path, key, size, sha256, mtime_ns in read["files"]
+            ]
+            pending, paths, gone = (
+                tuple(str(path) for path in read[field]) for field in ("pending", "paths", "gone")
+            )
+            waits_for = tuple((str(pod), str(etag)) for pod, etag in read["waitsFor"])
+            said = PodManifest(
+                int(read["number"]),
+                pending,
+                paths,
+                waits_for,
+                tuple(files),
+                str(read["answer"]),
+                gone,
+                int(read["sent"]),
+            )
+            check_paths(Manifest(0, None, "", 0, said.files))
+            return said
+        except ManifestError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ManifestError(f"the pod manifest can't be read: {error!r}") from error
+
+
+def pod_manifest_key(claim: int, pod: str) -> str:
+    """Return the key of a pod's manifest below the checkpoints prefix."""
+    return f"{PARTS}/{claim}/{pod}.json"
+
+
+def answer_place(pod: str, process: str, count: int) -> str:
+    """Return the place of an answer's files below the folder of a snapshot. process: identifies the pod's process.
+
+    No two answers of a pod share a key: the pod of rank 0 may be removing what an earlier answer named.
+    """
+    return f"{PODS}/{pod}/{process}-{count}"
+
+
+def is_in_answer(place: str, key: str) -> bool:
+    """Return whether a key is of an answer, or of an earlier one of the same process. place: see `answer_place`."""
+    process, _, count = place.rpartition("-")
+    found = re.match(rf"{re.escape(process)}-(\d+)/", key.partition("/")[2])
+    return bool(process) and found is not None and int(found[1]) <= int(count)
+
+
+def is_of_pod(key: str) -> bool:
+    """Return whether a key is of the answer of any pod."""
+    return re.match(rf"{PODS}/[^/]+/[0-9a-f]{{8}}-\d+/", key.partition("/")[2]) is not None
+
+
+class Copy(NamedTuple):
+    """What another mode or owner of a file leaves as it is."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+def copy_of(node: Node) -> Copy:
+    """Return what identifies the content of a local file."""
+    return Copy(node.path, node.size, node.mtime_ns, node.inode)
+
+
+def is_lent(file: StoredFile) -> bool:
+    """Return whether another pod gave this file to its snapshot. After a restore, all pods have the file."""
+    return file.key.partition("/")[2].startswith(f"{PODS}/")
+
+
+def giver_of(file: StoredFile) -> str:
+    """Return the pod that gave a file; empty for a file of the pod of rank 0."""
+    return file.key.split("/")[2] if is_lent(file) else ""
+
+
+def beginning(etag: str) -> str:
+    """Return the beginning of an ETag, which distinguishes the manifests of one pod."""
+    return etag.strip('"')[:8]
+
+
+def folders_in(paths: Iterable[str]) -> set[str]:
+    """Return all folders of these files."""
+    return {folder for path in paths for folder in folders_of(path)}
+
+
+def of_the_next(paths: Iterable[str], known: Set[str], folders: Set[str]) -> set[str]:
+    """Return the files that belong to a later picture: those in a new folder beside an elder folder of the picture.
+
+    A program that makes a folder for each checkpoint may have begun the next one in one pod, and not yet in another.
+    known: the folders that are not new. folders: those of the picture.
+    """
+    places = {place_of(folder) for folder in folders}
+    return {
+        path
+        for path in paths
+        if any(folder not in known and place_of(folder) in places for folder in folders_of(path))
+    }

@@ -6,29 +6,116 @@ arrived, and the next put of the same file under the same key sends only the mis
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import logging
 import math
 import os
 import threading
 import time
+import zlib
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
 from dtj_trainer.artifacts import s3
-from dtj_trainer.artifacts.backoff import Backoff
-from dtj_trainer.artifacts.file_version import FileVersion
-from dtj_trainer.artifacts.pace import CONNECTIONS, Pace
-from dtj_trainer.artifacts.part_body import PartBody, crc32_of
+from dtj_trainer.artifacts.s3 import (
+    CONNECTIONS,
+    CONNECTIONS_BESIDE_PROGRAM,
+    LONGEST_PART_DELAY_SECONDS,
+    PART_TRIES,
+    Backoff,
+    Pace,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import CompletedPartTypeDef
+
+
+# PartBody is one part of an upload as a file object. It counts bytes when botocore reads them, not when the part has
+# arrived.
+
+BLOCK_BYTES = 256 * 1024
+"""The smallest read by the connection. http.client asks for 16 KiB, and so many small reads cost processor time."""
+
+
+class PartBody:
+    """Rereads a part from its start for each try. Bytes that an earlier try has read are counted once.
+
+    A network may accept bytes and deliver none. As repeated bytes are not counted as progress, a caller that waits
+    while an upload makes progress waits at most for the size of the part.
+    """
+
+    def __init__(self, content: bytes, on_bytes: Callable[[int], None], counted: int = 0) -> None:
+        """`on_bytes` gets the number of bytes that are read for the first time. `counted`: by an earlier body."""
+        self._content = memoryview(content)
+        self._on_bytes = on_bytes
+        self._at = 0
+        self.counted = counted
+
+    def __len__(self) -> int:
+        """Return the size in bytes of this part of a multipart upload."""
+        return len(self._content)
+
+    def read(self, amount: int = -1) -> memoryview:
+        """Return the next bytes: `amount`, or BLOCK_BYTES if that is more; empty at the end."""
+        end = len(self) if amount < 0 else min(self._at + max(amount, BLOCK_BYTES), len(self))
+        block = self._content[self._at : end]
+        self._at = end
+        if end > self.counted:
+            self._on_bytes(end - self.counted)
+            self.counted = end
+        return block
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Seek as in a file."""
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self)}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Return the position as in a file."""
+        return self._at
+
+
+def crc32_of(content: bytes) -> str:
+    """Return the CRC32 in S3's form. With it in the request, botocore does not read the body to compute a
+    checksum.
+    """
+    return base64.b64encode(zlib.crc32(content).to_bytes(4, "big")).decode()
+
+
+# One version of a file on disk.
+
+
+class FileVersion(NamedTuple):
+    """A path with properties that change with the file's content: size in bytes, change time in nanoseconds,
+    inode.
+    """
+
+    path: Path
+    size: int
+    changed_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileVersion:
+        """Read the file's current version. Raises OSError."""
+        status = path.stat()
+        return cls(path, status.st_size, status.st_ctime_ns, status.st_ino)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file is still the same."""
+        try:
+            return FileVersion.of(self.path) == self
+        except OSError:
+            return False
+
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +123,9 @@ Result = TypeVar("Result")
 
 MOST_PARTS = 10_000
 """The largest number of parts of one object in S3."""
-TRIES = 8
-"""Tries of one part, each with botocore's own retries: with a tenth of the requests throttled, 1 part in 10^8
-fails."""
-LONGEST_DELAY_SECONDS = 8.0
 CLOSING_SECONDS = 5.0
 """Seconds to wait at the end of a process for parts in flight, before an upload is aborted in the store. All aborts
-together have the same time: the grace period of a pod ends, and a store may not answer."""
+together have the same time, because the grace period of a pod is short and a store may not answer."""
 
 
 class Condition(TypedDict, total=False):
@@ -52,7 +135,7 @@ class Condition(TypedDict, total=False):
     IfNoneMatch: str
 
 
-class Put(NamedTuple):
+class Uploaded(NamedTuple):
     """The result of an upload: the object's ETag, and the SHA-256 of the bytes sent."""
 
     etag: str
@@ -76,11 +159,11 @@ class MultipartUpload:
     version: FileVersion
     upload_id: str
     environment: s3.Environment | None
-    """The environment that the client was made from, as for `s3.explain`."""
+    """The environment variables from which the client was made. `s3.explain` needs them for its messages."""
     parts: dict[int, CompletedPartTypeDef] = field(default_factory=dict)
     sending: threading.Lock = field(default_factory=threading.Lock)
     _counted: dict[int, int] = field(default_factory=dict)
-    """The bytes of each part that earlier tries have sent. A store that takes bytes and keeps none makes no
+    """By part: the bytes that earlier tries have sent. Bytes that a later try sends again do not count as
     progress."""
     _sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
     _hashed: int = 0
@@ -155,7 +238,7 @@ class MultipartUpload:
         finally:
             self._counted[number] = body.counted
 
-    def complete(self, condition: Condition, pace: Pace) -> Put:
+    def complete(self, condition: Condition, pace: Pace) -> Uploaded:
         """Join the parts into one object. Raises S3Error."""
         parts: list[CompletedPartTypeDef] = [self.parts[number] for number in sorted(self.parts)]
         answer = with_retries(
@@ -169,7 +252,7 @@ class MultipartUpload:
             self._sentences,
             pace,
         )
-        return Put(answer["ETag"], self._sha256.hexdigest())
+        return Uploaded(answer["ETag"], self._sha256.hexdigest())
 
     def abort(self) -> None:
         """Abort the upload: the store deletes its parts. Raises S3Error."""
@@ -197,7 +280,7 @@ class Uploads:
         on_bytes: Callable[[int], None],
         condition: Condition,
         environment: s3.Environment | None = None,
-    ) -> Put:
+    ) -> Uploaded:
         """Upload a file in parts, and reuse parts of the same version that have arrived. Raises S3Error, OSError.
 
         `environment` is the one that the client was made from.
@@ -224,7 +307,7 @@ class Uploads:
         with self._lock:
             unfinished = self._unfinished.get(target)
         if unfinished and unfinished.version == version:
-            log.info("%s resumes after %d parts", target.uri, len(unfinished.parts))
+            log.info("the upload of %s resumes after %d parts", target.uri, len(unfinished.parts))
             return unfinished
         if unfinished:
             self._abort(unfinished)
@@ -303,9 +386,9 @@ def part_size(size: int) -> int:
 def with_retries(
     call: Callable[[], Result], sentences: Callable[[], AbstractContextManager[None]], pace: Pace
 ) -> Result:
-    """Make one request up to TRIES times, while the error is transient. Raises S3Error, converted by `sentences`."""
-    backoff = Backoff(LONGEST_DELAY_SECONDS)
-    for left in reversed(range(TRIES)):
+    """Make one request up to PART_TRIES times, while the error is transient. Raises S3Error, made by `sentences`."""
+    backoff = Backoff(LONGEST_PART_DELAY_SECONDS)
+    for left in reversed(range(PART_TRIES)):
         if pace.closed:
             raise s3.S3Error("the upload was ended: this process sends nothing more", transient=False)
         try:
@@ -314,7 +397,7 @@ def with_retries(
         except s3.S3Error as error:
             if not error.transient or not left:
                 raise
-            log.debug("tried again: %s", error)
+            log.debug("an S3 request is tried again: %s", error)
         pace.rest(backoff.next_delay())
     raise AssertionError
 
@@ -327,3 +410,48 @@ def _wait_for_any(in_flight: set[Future[None]]) -> set[Future[None]]:
     for part in arrived:
         part.result()
     return in_flight
+
+
+# Small files are transferred several at a time, because the bucket's answer takes longer than the transfer of the
+# bytes.
+
+SMALL_BYTES = 2**20
+"""Files of fewer bytes are small."""
+AT_ONCE = 16
+
+
+def at_once(
+    transfers: Iterable[Callable[[], Result]],
+    workers: int = AT_ONCE,
+    before_each: Callable[[], None] = lambda: None,
+) -> Iterator[Result]:
+    """Make transfers in threads; yield their results in order.
+
+    After the first error, or when the caller stops, no other transfer begins, and those under way are waited for.
+    """
+
+    def one(transfer: Callable[[], Result]) -> Result:
+        before_each()
+        return transfer()
+
+    with ThreadPoolExecutor(workers, "small file") as pool:
+        try:
+            for each in [pool.submit(one, transfer) for transfer in transfers]:
+                yield each.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def upload_at_once(transfers: Iterable[Callable[[], Result]], pace: Pace, uri: str) -> list[Result]:
+    """Make uploads below a URI in threads; return their results in order.
+
+    Raises HandedOver when the program beside the uploads ends, because the threads have a low priority. Raises the
+    first error of an upload.
+    """
+    gentle = pace.gentle
+
+    def check() -> None:
+        if gentle and not pace.gentle:
+            raise HandedOver(uri)
+
+    return [*at_once(transfers, CONNECTIONS_BESIDE_PROGRAM if gentle else AT_ONCE, check)]

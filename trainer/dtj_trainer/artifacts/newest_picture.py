@@ -8,28 +8,32 @@ picture whose files are all there, or else the newest one in the bucket.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from dtj_trainer.artifacts.file_fetch import Near
-from dtj_trainer.artifacts.look import SECOND
-from dtj_trainer.artifacts.manifest import Manifest, StoredFile, sha256_of
-from dtj_trainer.artifacts.put_back import leave_only, put_back
-from dtj_trainer.artifacts.snapshot import folders_and_links
+from dtj_trainer import contract
+from dtj_trainer.artifacts.folder_pictures import FolderPictures
+from dtj_trainer.artifacts.local_checkpoints import read_mark
+from dtj_trainer.artifacts.manifest import Manifest, StoredFile
+from dtj_trainer.artifacts.picture import SECOND, Picture
+from dtj_trainer.artifacts.snapshot import folders_and_links, later_number, step_of
 from dtj_trainer.clock import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from dtj_trainer import contract
-    from dtj_trainer.artifacts.look import Node
-    from dtj_trainer.artifacts.picture import Picture
-    from dtj_trainer.artifacts.store import Store
+    from dtj_trainer.artifacts.picture import Node
+    from dtj_trainer.artifacts.snapshot import StepAt
+    from dtj_trainer.artifacts.sync import SyncSettings
+
 
 _MOST_UNSENT = 3
-"""So many pictures that the bucket does not have are known."""
+"""The most pictures that are remembered although the bucket does not have them."""
 
 
 class Name(NamedTuple):
@@ -102,7 +106,7 @@ class NewestPicture:
         self._lock = threading.Lock()
         self._uploaded: Complete | None = None
         self._unsent: tuple[Complete, ...] = ()
-        """The newest last."""
+        """Complete pictures that the bucket does not have, the newest last."""
 
     def note(self, picture: Picture, name_of: Callable[[], Name]) -> None:
         """Note a complete picture that the bucket does not have."""
@@ -137,37 +141,157 @@ class NewestPicture:
                 return each
         return uploaded
 
-    def put_back(
-        self,
-        found: Complete,
-        folder: Path,
-        nodes: Mapping[str, Node],
-        store: Store | None = None,
-        near: Near | None = None,
-    ) -> str | None:
-        """Restore the folder to exactly the content of a picture; return a description of the first fault, or None.
+    def manifest_of(
+        self, found: Complete, nodes: Mapping[str, Node], attempt: int, sha256_of: Callable[[str], str]
+    ) -> Manifest:
+        """Return the manifest of a picture that `now` has found: files without a key are in the folder alone.
 
-        nodes: the content of the folder now; nothing may write there. store: the checkpoints' prefix; without it,
-        all comes from the folder itself. Raises S3Error and OSError.
+        nodes: the content of the folder then. sha256_of: returns the hash of the file that the folder has at a path,
+        or raises OSError.
         """
-        sources = {path: source for path, source in sources_of(found.picture, nodes).items() if source}
-        manifest = found.manifest or self._manifest(found, folder, sources)
-        present = {file.path: file for file in manifest.files if sources.get(file.path) == file.path}
-        fault = put_back(store, manifest, folder, near or Near(), present=present, sources=sources)
-        if fault is None:
-            leave_only(folder, manifest)
-        return fault
-
-    def _manifest(self, found: Complete, folder: Path, sources: Mapping[str, str]) -> Manifest:
-        """Describe a picture that the bucket does not have: files without a key are in the folder alone."""
+        if found.manifest:
+            return found.manifest
         files = []
+        sources = sources_of(found.picture, nodes)
         for path, node in found.picture.nodes.items():
             if stored := self._stored(node):
                 files.append(replace(stored, path=path, mtime_ns=node.mtime_ns))
             elif source := sources.get(path):
-                sha256 = sha256_of(folder / source)
-                files.append(StoredFile(path, "", node.size, sha256, node.mtime_ns))
+                files.append(StoredFile(path, "", node.size, sha256_of(source), node.mtime_ns))
         name, time = found.name, text_of(found.picture.at_ns / SECOND)
         folders, links = folders_and_links(found.picture.nodes)
         number, claim = name.number or 0, name.claim or 0
-        return Manifest(number, name.step, time, claim, tuple(files), folders, links, claim=claim)
+        return Manifest(number, name.step, time, attempt, tuple(files), folders, links, claim=claim)
+
+    @property
+    def uploaded(self) -> Complete | None:
+        """The newest picture that the bucket has."""
+        with self._lock:
+            return self._uploaded
+
+    def begin_round(self, picture: Picture, manifest: Manifest | None) -> None:
+        """Forget the pictures that a round does not begin with: their files are gone.
+
+        picture: what the folder has now. manifest: the snapshot of the picture; None: the round begins with nothing.
+        """
+        with self._lock:
+            self._unsent, uploaded = (), self._uploaded
+            if manifest:
+                name = Name(manifest.claim, manifest.number, manifest.step)
+                if uploaded and uploaded.name == name:
+                    self._uploaded = replace(uploaded, picture=picture)
+                else:
+                    self._unsent = (Complete(picture, name, manifest=manifest),)
+
+
+# Unuploaded warns of artifacts in a pod that does not upload them: only the pod of rank 0 or of the chief does.
+
+log = logging.getLogger(__name__)
+
+
+class Unuploaded:
+    """Looks for such artifacts in one pod's workspace, and warns of the first one."""
+
+    def __init__(self, settings: SyncSettings) -> None:
+        root, part = settings.root, settings.part
+        self._folders = [] if part == "primary" else [root / contract.MODEL]
+        if part == "other":
+            self._folders.append(root / contract.TENSORBOARD)
+            self._folders += [] if settings.shards else [settings.checkpoints]
+        self.restored: set[str] = set()
+        """The names of the restored checkpoints."""
+
+    def warn(self) -> None:
+        """Look once more, unless a warning was given."""
+        for folder in self._folders:
+            with suppress(OSError):  # The program may have removed the folder itself.
+                for path in folder.iterdir():
+                    if self._is_of_the_program(path):
+                        self._folders = []
+                        log.warning(
+                            "%s is not uploaded: only the pod of rank 0 or of the chief uploads artifacts",
+                            path,
+                        )
+                        return
+
+    def _is_of_the_program(self, path: Path) -> bool:
+        mark = read_mark(path)
+        part = mark is not None and mark.parts > 1
+        return not part and not path.name.startswith(".") and path.name not in self.restored
+
+
+# PictureWatch watches the checkpoints folder of a pod in a job without a bucket, where nothing is uploaded.
+
+REST, LONGEST_REST_SECONDS = 20, 60.0
+"""After a look, the next one waits for REST times the processor time that the look took."""
+
+
+class PictureWatch:
+    """Takes the pictures of a folder in passes. Thread-safe.
+
+    The number of the attempt takes the place of a claim.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        attempt: int,
+        settle_seconds: float,
+        step_at: StepAt,
+        program_runs: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._attempt, self._step_at = attempt, step_at
+        self.pictures = NewestPicture()
+        self._folder = FolderPictures(folder, settle_seconds, program_runs)
+        self.start, self.close, self.note_torn = (
+            self._folder.start,
+            self._folder.close,
+            self._folder.note_torn,
+        )
+        self._number, self._not_before = -1, 0.0
+        self._step: int | None = None
+        self.still = self._lock = threading.RLock()
+        """See `FolderPictures`."""
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """The content of the folder at the last look."""
+        return self._folder.nodes
+
+    def watch_pass(self, *, ended: bool, died_ns: int | None) -> bool:
+        """Look at the folder, and take the picture that is due; return True."""
+        with self._lock:
+            return self._pass(ended=ended, died_ns=died_ns)
+
+    def look_last(self, died_ns: int) -> None:
+        """Take the picture of programs that were killed."""
+        self.watch_pass(ended=False, died_ns=died_ns)
+
+    def begin_round(self, manifest: Manifest | None) -> None:
+        """Take the folder as it is now: this snapshot was put back; None: nothing is there."""
+        with self._lock:
+            nodes = self._folder.begin_round(manifest.paths if manifest else set(), set())
+            self.pictures.begin_round(Picture(dict(nodes), at_ns=time.time_ns()), manifest)
+            self._step, self._not_before = manifest.step if manifest else None, 0.0
+
+    def _pass(self, *, ended: bool, died_ns: int | None) -> bool:
+        over = ended or died_ns is not None
+        if not over and time.monotonic() < self._not_before:
+            return True
+        began = time.thread_time()
+        self._folder.look(over=over)
+        found = self._folder.due(ended=ended, died_ns=died_ns)
+        if isinstance(found, Picture):
+            self._take(found)
+        rest = min(REST * (time.thread_time() - began), LONGEST_REST_SECONDS)
+        self._not_before = time.monotonic() + rest
+        return True
+
+    def _take(self, picture: Picture) -> None:
+        marks, last = self._folder.marks, self._folder.last
+        self._step = step_of(picture.nodes, marks, last, self._step_at, self._step)
+        self._number = later_number(self._step, self._number)
+        name = Name(self._attempt, self._number, self._step)
+        self.pictures.note(picture, lambda: name)
+        self._folder.taken(picture)

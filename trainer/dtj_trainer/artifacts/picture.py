@@ -7,26 +7,210 @@ the rules follow from what every way has in common: a save ends, and nothing cha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+import re
+from collections.abc import Container, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from typing import Literal
 
-from dtj_trainer.artifacts.look import SECOND, Look, Node, fewer_kinds, folders_of, is_below, topmost_new
-from dtj_trainer.artifacts.node_track import Track
+# What one walk of the checkpoints folder found, as data.
+
+SECOND = 10**9
+"""One second in nanoseconds, the unit of all times in this module."""
+LATEST_NS = 2**62 - 1
+"""The latest modification time that a manifest may have."""
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A file, a folder or a link below the checkpoints folder. `path` is relative to the folder, with `/`.
+
+    `changed_ns`: the change time (ctime), which a program can't set. `mtime_ns`: the modification time. `target`: of
+    a link.
+    """
+
+    path: str
+    kind: Literal["file", "directory", "link"]
+    size: int = 0
+    changed_ns: int = 0
+    inode: int = 0
+    target: str = ""
+    mtime_ns: int = 0
+
+    def same(self, other: Node | None) -> bool:
+        """Return whether the other node has the same content. Of a folder, only its existence is content."""
+        if other is None or self.kind != other.kind:
+            return False
+        return self.kind == "directory" or self == other
+
+
+@dataclass(frozen=True)
+class Look:
+    """One walk of the folder.
+
+    `at_ns`: when the walk began, by the wall clock. `nodes`: by path, with each node's folders. `open`: inodes that a
+    process has open for writing. `renamed`: names of the top folder whose last event was a rename into it.
+    `archives`: by path, whether a zip archive has its directory, which its writer adds last; other files are absent.
+    `steps`: of each folder that `checkpoints.save` wrote, its step by its name.
+    """
+
+    at_ns: int
+    nodes: Mapping[str, Node]
+    open: frozenset[int] = frozenset()
+    renamed: frozenset[str] = frozenset()
+    archives: Mapping[str, bool] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
+
+
+def folders_of(path: str) -> Iterator[str]:
+    """Yield each parent folder of a path, the topmost first."""
+    at = path.find("/")
+    while at >= 0:
+        yield path[:at]
+        at = path.find("/", at + 1)
+
+
+def is_below(path: str, roots: Set[str]) -> bool:
+    """Return whether the path is one of the roots, or below one."""
+    return bool(roots) and (path in roots or any(folder in roots for folder in folders_of(path)))
+
+
+def topmost_new(path: str, known: Container[str]) -> str:
+    """Return the topmost folder of a path that is not among the known ones; the path itself without one."""
+    return next((folder for folder in folders_of(path) if folder not in known), path)
+
+
+def is_inside(path: str, target: str) -> bool:
+    """Return whether a link with this path and target leads to a place in the checkpoints folder.
+
+    `..` may only come first: after the name of another link, `..` is the parent of what that link leads to.
+    """
+    parts = target.split("/")
+    above = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
+    return bool(target) and parts[0] != "" and above <= path.count("/") and ".." not in parts[above:]
+
+
+def kind_of(name: str) -> str:
+    """Return a name, or a path, with each run of digits as `#`."""
+    return _DIGITS.sub("#", name)
+
+
+def place_of(path: str) -> tuple[str, str]:
+    """Return the folder of a path, and the kind of its name."""
+    parent, _, name = path.rpartition("/")
+    return parent, kind_of(name)
+
+
+def _elders_of(folders: Set[str], *looks: Mapping[str, Node]) -> dict[str, str]:
+    """Return the elder of each folder: the newest earlier folder whose name differs in its digits alone, as `epoch-1`
+    and `epoch-2` do.
+
+    looks: the nodes of several looks, by path. The first look that has a folder tells the folder's age.
+    """
+    found: dict[tuple[str, str], dict[str, int]] = {place_of(folder): {} for folder in folders}
+    for nodes in looks if folders else ():
+        for path, node in nodes.items():
+            if node.kind == "directory" and (place := place_of(path)) in found:
+                found[place].setdefault(path, node.changed_ns)
+    elders = {}
+    for folder in folders:
+        siblings = found[place_of(folder)]
+        if older := [path for path, at in siblings.items() if at < siblings[folder]]:
+            elders[folder] = max(older, key=lambda path: siblings[path])
+    return elders
+
+
+def _kinds_in(nodes: Mapping[str, Node], folders: Set[str]) -> dict[str, set[str]]:
+    """Return the kinds of files below each of the folders, by their paths in it with each run of digits as `#`."""
+    found: dict[str, set[str]] = {folder: set() for folder in folders}
+    for path, node in nodes.items() if folders else ():
+        if node.kind != "directory":
+            for folder in folders_of(path):
+                if folder in found:
+                    found[folder].add(kind_of(path[len(folder) + 1 :]))
+    return found
+
+
+def fewer_kinds(folders: Set[str], last: Mapping[str, Node], nodes: Mapping[str, Node]) -> set[str]:
+    """Return the folders that have fewer kinds of files than their elder, or than they had before.
+
+    last, nodes: what was there before, and now. A folder that was there before is its own elder.
+    """
+    elders = _elders_of(folders - last.keys(), last, nodes)
+    elder_or_itself = {elders.get(folder, folder) for folder in folders}
+    before, now = _kinds_in(last, elder_or_itself), _kinds_in(nodes, elder_or_itself | folders)
+    return {
+        folder
+        for folder in folders
+        if len(now[folder])
+        < len(before[folder] if folder not in elders else before[elders[folder]] | now[elders[folder]])
+    }
+
+
+# Track is what the looks at a folder have shown of one file, folder or link that differs from the last picture.
+
+BUSY_CHANGES, BUSY_WITHIN = 4, 30 * SECOND
+"""A file is busy if it changed BUSY_CHANGES times within BUSY_WITHIN."""
+
+
+@dataclass
+class Track:
+    """What is known of a node that differs from the last picture."""
+
+    began_ns: int
+    """The time of the last look before the node began to differ from the last picture, or before its latest change if
+    it had settled."""
+    changes: tuple[int, ...] = ()
+    """The times of the latest changes, at most BUSY_CHANGES."""
+    open_since: int | None = None
+    size_when_opened: int = 0
+    closed_since: int | None = None
+    """The time of the look that first found the current content and no process that had the file open for writing."""
+    seen_ns: int = 0
+    """The time of the look that first found the current content."""
+
+    def forget_times(self, now: int) -> None:
+        """Restart all waits, because the clock was set back."""
+        self.changes, self.seen_ns, self.began_ns = (), now, min(self.began_ns, now)
+        self.open_since = None if self.open_since is None else now
+        self.closed_since = None if self.closed_since is None else now
+
+    def follow(self, node: Node, before: Look, look: Look, settle_ns: int) -> None:
+        """Note what has changed in a file or folder from one walk of the checkpoints folder to the next."""
+        if not node.same(before.nodes.get(node.path)):
+            if self.closed_since is not None and before.at_ns - self.closed_since >= settle_ns:
+                self.began_ns = before.at_ns
+            self.seen_ns = look.at_ns
+            self.changes = (*self.changes, min(node.changed_ns, look.at_ns))[-BUSY_CHANGES:]
+            self.closed_since = None
+        if node.inode not in look.open:
+            self.open_since, self.closed_since = None, self.closed_since or look.at_ns
+        elif self.open_since is None:
+            self.open_since, self.size_when_opened, self.closed_since = look.at_ns, node.size, None
+
+    def often(self) -> bool:
+        """Return whether the node has changed so often that it may be busy."""
+        return len(self.changes) == BUSY_CHANGES
+
+    def busy(self, now: int) -> bool:
+        """Return whether the node changes all the time."""
+        return self.often() and now - self.changes[0] <= BUSY_WITHIN
+
 
 SHORT_SETTLE = 1 * SECOND
 """How long nothing may change where the program's own operations show that files are complete."""
 NEVER_QUIET = 30 * SECOND
-"""After so long without a quiet moment, SHORT_SETTLE suffices."""
+"""After this long without a quiet moment, a quiet time of SHORT_SETTLE suffices for a picture."""
 OPEN_LIMIT = 120 * SECOND
-"""How long an open file, or an archive without its end, delays pictures."""
+"""How long an open file, or an incomplete zip archive, delays pictures."""
 FEWER_LIMIT, FEWER_AT_MOST = 300 * SECOND, 1800 * SECOND
-"""How long a folder that may lack files delays pictures: after its last change, and in total."""
+"""How long a folder that may still lack files delays pictures: after its last change, and in total."""
 AT_LONGEST = 600 * SECOND
-"""After so long with something new and without a picture, what is unfinished is passed over."""
+"""After this long with new content and without a picture, a picture is taken without what is unfinished."""
 LOG_BYTES = 64 * 10**6
-"""A file that is open for OPEN_LIMIT and grew less is a log."""
+"""A file that is open for OPEN_LIMIT and grew by fewer bytes counts as a log."""
 BUSY_EVERY = 15 * SECOND
-"""Busy files alone make a picture due once in this time."""
+"""Changes of busy files alone make a picture due at most once in this time."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +235,10 @@ class Waits:
     path: str = ""
 
 
-NOTHING = Waits("nothing new is complete")
+NOTHING = Waits("no new file is complete")
 
 
-class Pictures:
+class FolderState:
     """The looks at one folder, and the pictures that follow from them.
 
     `settle_ns`: how long nothing may change before a picture is taken. `last`: the picture that a restore left. The
@@ -77,11 +261,12 @@ class Pictures:
         self._look = Look(0, self.last)
         self._tracks: dict[str, Track] = {}
         self._removed: dict[str, int] = {}
-        """When nodes of the last picture, or of the offered one, vanished: the time of the look before."""
+        """By path: when a node of the last picture, or of the offered one, vanished, as the time of the look
+        before."""
         self._removed_ns = 0
         self._unquiet_since: int | None = None
         self._new_since: int | None = None
-        """Since when something is new."""
+        """Since when the folder has something that the last picture lacks."""
         self._fewer_since: dict[str, int] = {}
 
     def see(self, look: Look) -> None:
@@ -130,7 +315,7 @@ class Pictures:
         self.last, self._taken_ns, self._offered = nodes, picture.at_ns, {}
         self._new_since = None
         self._removed = {path: at for path, at in self._removed.items() if path in self.last}
-        # A busy file stays known as one.
+        # Keep the tracks of busy files, so that they stay known as busy.
         nodes = self._look.nodes
         self._tracks = {
             path: track
@@ -183,14 +368,14 @@ class Pictures:
                     return Waits("a process has the file open for writing", path), over
             elif path in torn:
                 if now - self._changed_ns(path) < OPEN_LIMIT:
-                    return Waits("the archive has no end", path), over
+                    return Waits("the zip archive is incomplete", path), over
                 over.add(topmost_new(path, self.last))
         if (settle := self._changing(now, self._needed(over), over)) is not None:
             return settle, over
         fewer = self._fewer()
         self._fewer_since = {folder: self._fewer_since.get(folder, now) for folder in fewer}
         for folder, changed_ns in fewer.items():
-            # A folder in which other files change all the time does not wait for ever.
+            # Limit the wait: other files of the folder may change all the time.
             if now - changed_ns < FEWER_LIMIT and now - self._fewer_since[folder] < FEWER_AT_MOST:
                 return Waits("the folder has fewer kinds of files than the one before", folder), over
         return None, over
@@ -206,11 +391,15 @@ class Pictures:
         return restless
 
     def _changed_ns(self, path: str) -> int:
-        """Return when a new node changed. The clock of another machine's disk may be ahead."""
+        """Return when a new node changed, but no later than its first look: the clock of a network disk may be
+        ahead.
+        """
         return min(self._look.nodes[path].changed_ns, self._tracks[path].seen_ns)
 
     def _new_save(self) -> Picture | None:
-        """Return the picture in which only the newest folder of `save` is new, if that is new: it is complete."""
+        """Return a picture in which only the newest folder of `checkpoints.save` is new; None if that folder is not
+        new. `save` completes a folder before the folder gets its name.
+        """
         steps = self._look.steps
         newest = max(steps, key=lambda name: steps[name], default="")
         if not any(is_below(path, {newest}) for path in self._new(files=True)):
@@ -232,7 +421,7 @@ class Pictures:
         return None
 
     def _needed(self, over: set[str]) -> int:
-        """Return how long nothing may change before a picture."""
+        """Return for how many nanoseconds nothing may change before a picture is taken."""
         unquiet = self._unquiet_since
         if unquiet is not None and self._look.at_ns - unquiet >= NEVER_QUIET:
             return min(SHORT_SETTLE, self._settle_ns)
@@ -246,13 +435,13 @@ class Pictures:
         return self._settle_ns
 
     def _shown_complete(self, path: str) -> bool:
-        """Return whether the program's operations show that the content is complete."""
+        """Return whether a rename or a complete zip archive shows that the content of a file is complete."""
         folder = path.rpartition("/")[0]
         archive = self._look.archives.get(path) is True and (not folder or folder in self.last)
         return archive or self._renamed(path)
 
     def _renamed(self, path: str) -> bool:
-        """Return whether the content was renamed into the top folder, or is of a folder that `save` renamed."""
+        """Return whether the content was renamed into the top folder, or is in a folder of `checkpoints.save`."""
         top = path.partition("/")[0]
         unchanged = self._look.nodes[path].changed_ns <= self._look.nodes[top].changed_ns
         return top in self._look.steps or (top in self._look.renamed and unchanged)
@@ -260,7 +449,7 @@ class Pictures:
     def _fewer(self) -> dict[str, int]:
         """Return the last change of each changed folder that has fewer kinds of files than its elder, or than before.
 
-        A new folder inside a new folder is judged as a part of it.
+        A new folder inside a new folder is judged as a part of the outer one.
         """
         changed: dict[str, int] = {}
         for path in self._new(files=True):
@@ -279,10 +468,10 @@ class Pictures:
             return nodes
         return {path: node for path, node in nodes.items() if node != self._foreign.get(path)}
 
-    # --- after a kill ----------------------------------------------------------------------------
+    # --- after the program was killed ------------------------------------------------------------
 
     def _before_unfinished(self, died_ns: int) -> Picture | Waits:
-        """Return the picture of the moment before the oldest unfinished thing began."""
+        """Return the picture of the moment before the program began the oldest file or folder that is unfinished."""
         torn = {path for path in self._new(files=True) if self._torn_by_death(path, died_ns)}
         busy = {path for path in torn if self._busy(path, died_ns)}
         began = self._began(torn - busy | self._fewer().keys())
@@ -294,7 +483,7 @@ class Pictures:
         return self._due(nodes, ())
 
     def _cut(self, cut: int) -> int:
-        """Return the latest moment, not after the given one, at which no new folder was under way."""
+        """Return the latest time, at most `cut`, at which no new folder was being written."""
         while True:
             later = {
                 topmost_new(path, self.last) for path in self._new(files=True) if not self._before(path, cut)
@@ -305,7 +494,7 @@ class Pictures:
             cut = began
 
     def _before(self, path: str, cut: int) -> bool:
-        """Return whether the present content was there at a moment."""
+        """Return whether the file or folder at `path` already had its present content at the time `cut`, in ns."""
         track = self._tracks.get(path)
         return track is None or (track.began_ns < cut and self._look.nodes[path].changed_ns <= cut)
 
@@ -322,10 +511,10 @@ class Pictures:
         gone = [at for path, at in self._removed.items() if is_below(path, roots)]
         return min(inside + gone, default=None)
 
-    # --- the content -----------------------------------------------------------------------------
+    # Build the next picture from the content of the folder, or say why there is none.
 
     def _without(self, over: set[str], *, busy_too: bool) -> Picture | Waits:
-        """Return the present content, with the stored content of what is passed over."""
+        """Return the current content; of the paths in `over`, the content that the last picture has."""
         nodes = {path: node for path, node in self._look.nodes.items() if not is_below(path, over)}
         nodes |= {path: node for path, node in self.last.items() if is_below(path, over)}
         if not busy_too and self._look.at_ns - self._taken_ns < BUSY_EVERY:
@@ -335,7 +524,9 @@ class Pictures:
         return self._due(nodes, tuple(sorted(over)))
 
     def _due(self, nodes: dict[str, Node], passed_over: tuple[str, ...]) -> Picture | Waits:
-        """Return the picture unless it has nothing new. Of the folders of `save`, the newest alone belongs to it."""
+        """Return a picture of these nodes, or why there is none. Of the folders of `checkpoints.save`, a picture has
+        the newest alone.
+        """
         steps = self._look.steps
         newest = max(steps, key=lambda name: steps[name], default=None)
         older = {name for name in steps if name != newest}
@@ -343,7 +534,8 @@ class Pictures:
         content = {
             folder for path, node in nodes.items() if node.kind != "directory" for folder in folders_of(path)
         }
-        for folder in content:  # Its files may be older than the folder's own change.
+        # Add the folders of all files: `nodes` may lack a folder that changed later than its files.
+        for folder in content:
             if folder not in nodes or nodes[folder].kind != "directory":
                 present = self._look.nodes.get(folder)
                 nodes[folder] = present if present and present.kind == "directory" else self.last[folder]

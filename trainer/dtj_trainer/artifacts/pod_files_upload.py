@@ -1,4 +1,4 @@
-"""Uploads the files of the checkpoints folder that this pod alone has; see `pod_manifest`."""
+"""Uploads the files of the checkpoints folder that this pod alone has; see `PodManifest`."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.fence import claim_of_attempt
 from dtj_trainer.artifacts.folder_pictures import FolderPictures
-from dtj_trainer.artifacts.look import is_below, kind_of
-from dtj_trainer.artifacts.manifest import ManifestError, folder_name
-from dtj_trainer.artifacts.newest_picture import Name, NewestPicture
-from dtj_trainer.artifacts.picture import Picture
-from dtj_trainer.artifacts.pod_manifest import (
+from dtj_trainer.artifacts.manifest import (
     ANNOUNCED,
     LATE_AT_END_SECONDS,
     LATE_SECONDS,
+    ManifestError,
     PodManifest,
     answer_place,
     beginning,
+    folder_name,
     folders_in,
     giver_of,
     of_the_next,
     pod_manifest_key,
 )
-from dtj_trainer.artifacts.refused_files import RefusedFiles
+from dtj_trainer.artifacts.newest_picture import Name, NewestPicture
+from dtj_trainer.artifacts.picture import Picture, is_below, kind_of
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
-from dtj_trainer.artifacts.sent_files import Changed, SentFiles
+from dtj_trainer.artifacts.sent_files import FileChanged, SentFiles, why_unsent
 from dtj_trainer.artifacts.snapshot import keys_of, step_of
+from dtj_trainer.artifacts.upload_rules import RefusedFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Set
     from pathlib import Path
 
-    from dtj_trainer.artifacts.look import Node
     from dtj_trainer.artifacts.manifest import Manifest, StoredFile
+    from dtj_trainer.artifacts.picture import Node
     from dtj_trainer.artifacts.store import Store
 
 log = logging.getLogger(__name__)
@@ -47,11 +47,12 @@ log = logging.getLogger(__name__)
 _MOST_BYTES = 64 * 2**20
 _LONGEST_PAUSE_SECONDS = 10.0
 COPY_AFTER = 2
-"""After so many void pictures in a row, files are copied before they are sent."""
+"""After this many pictures (states of the checkpoints folder) in a row of which a file changed before it was sent,
+files are copied first, and the copies are sent."""
 
 
 class _Announced:
-    """What the pod with the claim announces. For one thread."""
+    """What the pod of rank 0 announces. For one thread."""
 
     def __init__(self, store: Store, now: Callable[[], float]) -> None:
         self._store = store
@@ -76,11 +77,11 @@ class _Announced:
 
 
 class PodFilesUploader:
-    """Uploads, in passes, what this pod has in its checkpoints folder and the pod with the claim has not.
+    """Uploads, in passes, what this pod has in its checkpoints folder and the pod of rank 0 has not.
 
     `job` is the job's prefix with the claim at `claim_key`, `store` its checkpoints prefix. One thread makes all
     passes; other threads may read `bytes_uploaded`. A pod without new files makes no request. A pod that once had the
-    same paths as the pod with the claim makes one request, a minute after a new file of such a kind.
+    same paths as the pod of rank 0 makes one request, a minute after a new file of such a kind.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class PodFilesUploader:
         self._pictures = FolderPictures(folder, settle_seconds, program_runs, self._note_complete)
         self.pictures = NewestPicture()
         self.note_torn, self.close = self._pictures.note_torn, self._pictures.close
+        self.still = self._pictures.still
         self._process = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()
         self.bytes_uploaded = 0
@@ -111,27 +113,31 @@ class PodFilesUploader:
         """The paths of the restored files that this pod gave."""
         self._answers = self._voids = 0
         self._due: Picture | None = None
+        self._round: tuple[Manifest | None, Mapping[str, Node]] | None = None
+        """The last round, until a pass takes it into account."""
         self._new_since: float | None = None
         self._claim = -1
         self._begin_claim(-1)
 
     def _begin_claim(self, claim: int) -> None:
-        """Forget what another process with the claim was told, and may have removed from the bucket."""
+        """Begin anew for another claim: its process does not know what this pod said before, and may have removed
+        files.
+        """
         self._claim = claim
         self._sent = SentFiles(self._store, self._folder, self._count_bytes)
         self._announced = _Announced(self._store, self._now)
         self._said, self._said_etag, self._said_at = PodManifest(), "", self._now()
         self._theirs: dict[str, Node] = {}
-        """Files on this disk that the pod with the claim has, or had when they were as they are here."""
+        """Files on this disk that the pod of rank 0 has as well, or had while they had their current content."""
         self._their_paths: set[str] = set()
         self._their_folders: set[str] = set()
         self._shared: set[str] = set()
-        """The kinds of the files among them."""
+        """The kinds of the files in `_theirs`: their names with digits as `#`."""
         self._noisy: dict[str, tuple[Node | None, float]] = {}
-        """Files that change all the time, as they were last, and since when: they make no answer necessary before
-        they are calm."""
+        """By path of a file that changes all the time: how it was last, and since when. Such a file makes no answer
+        to the pod of rank 0 necessary until it is calm."""
         self._answerable = False
-        """Whether an announcement came after the first new file."""
+        """Whether the pod of rank 0 has announced a picture since this pod's first new file."""
 
     @property
     def nodes(self) -> Mapping[str, Node]:
@@ -139,7 +145,9 @@ class PodFilesUploader:
         return self._pictures.nodes
 
     def _note_complete(self, picture: Picture) -> None:
-        """Note a picture. Without a mark of `save`, the number comes from the pod with the claim."""
+        """Note a complete picture. Without a mark file of `checkpoints.save`, the number comes from the pod with the
+        claim.
+        """
         step = step_of(picture.nodes, self._pictures.marks, self._pictures.last, lambda _: None, None)
         self.pictures.note(picture, lambda: Name(self._claim if self._claim >= 0 else None, step, step))
 
@@ -149,9 +157,29 @@ class PodFilesUploader:
 
     def note_restored(self, manifest: Manifest) -> None:
         """Take the folder as a restore of this snapshot left it. All pods have restored the same one."""
-        self._given = {file.path for file in manifest.files if giver_of(file) == self._pod}
-        others = {file.path for file in manifest.files} - self._given
-        self._not_own = set(self._pictures.begin_from(manifest.paths, others).values())
+        nodes = self._pictures.begin_from(manifest.paths, self._others_in(manifest))
+        self._begin_from(manifest, nodes)
+
+    def _begin_from(self, manifest: Manifest, nodes: Mapping[str, Node]) -> None:
+        self._given = {file.path for file in manifest.files} - self._others_in(manifest)
+        self._not_own = set(nodes.values())
+
+    def _others_in(self, manifest: Manifest) -> set[str]:
+        return {file.path for file in manifest.files if giver_of(file) != self._pod}
+
+    def begin_round(self, manifest: Manifest | None) -> None:
+        """Take the folder as it is now: this snapshot was put back; None: nothing is there. Any thread may call it.
+
+        An upload that is under way goes on.
+        """
+        paths, others = (manifest.paths, self._others_in(manifest)) if manifest else (set[str](), set[str]())
+        nodes = self._pictures.begin_round(paths, others)
+        self.pictures.begin_round(Picture(dict(nodes), at_ns=time.time_ns()), manifest)
+        self._round = manifest, nodes
+
+    def look_last(self, died_ns: int) -> None:
+        """Find the picture of programs that were killed. Any thread may call it."""
+        self._pictures.look_last(died_ns)
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
         """Upload what is complete, and name it in the pod's manifest; return True when nothing is left.
@@ -159,6 +187,12 @@ class PodFilesUploader:
         Raises S3Error.
         """
         over = ended or died_ns is not None
+        if self._round:
+            (manifest, nodes), self._round = self._round, None
+            self._given, self._not_own = set(), set()
+            if manifest:
+                self._begin_from(manifest, nodes)
+            self._due, self._new_since, self._voids = None, None, 0
         self._pictures.look(over=over)
         new = self._new(over=over)
         if not new and not self._said.pending and not self._is_any_calm():
@@ -173,7 +207,7 @@ class PodFilesUploader:
             found = self._pictures.due(ended=ended, died_ns=died_ns)
             self._due = found if isinstance(found, Picture) else None
         if not self._said.pending:
-            # At the end, what is there without a picture is not complete, and never will be.
+            # After the program's end, files without a picture are not complete, and never will be.
             if not self._new(over=over) or (over and self._due is None):
                 return True
             if not self._holds_claim():
@@ -183,7 +217,8 @@ class PodFilesUploader:
         else:
             self._answerable |= self._hear()
         new = self._new(over=over)
-        # What vanished, or the pod with the claim has as well, or will never be complete, is not to be waited for.
+        # Snapshots must not wait for files that vanished, that the pod of rank 0 has as well, or that will never
+        # be complete.
         pending = set() if over and self._due is None else {node.path for node in new}
         if pending != set(self._said.pending) and (
             not self._said.pending or self._due is None or not pending
@@ -198,7 +233,9 @@ class PodFilesUploader:
         self._shared |= {kind_of(path) for path in self._theirs} - {kind_of(node.path) for node in own}
 
     def _holds_claim(self) -> bool:
-        """Return whether a pod of this attempt has the claim, and has had it since this pod's last words."""
+        """Return whether a pod of this attempt has the claim, and has had it since this pod last wrote its
+        manifest.
+        """
         claim = claim_of_attempt(self._job, self._claim_key, self._attempt)
         if claim is None:
             return False
@@ -218,7 +255,7 @@ class PodFilesUploader:
         ]
 
     def _counts(self, node: Node) -> bool:
-        """Return whether a file makes an answer necessary."""
+        """Return whether a file makes an answer to the pod of rank 0 necessary."""
         if node.path not in self._noisy:
             return True
         return self._due is not None and self._due.nodes.get(node.path) == node and self._is_calm(node)
@@ -238,7 +275,9 @@ class PodFilesUploader:
         return self._now() - since >= LATE_SECONDS
 
     def _own(self, nodes: Mapping[str, Node]) -> list[Node]:
-        """Return the files that the pod with the claim has not, and neither had nor wrote by `save`."""
+        """Return the files that the pod of rank 0 neither has nor had, and did not write by
+        `checkpoints.save`.
+        """
         saved = self._pictures.marks.keys()
         return [
             node
@@ -254,7 +293,9 @@ class PodFilesUploader:
         return all(kind_of(node.path) in self._shared for node in new)
 
     def _hear(self) -> bool:
-        """Read what is announced; return whether that is another picture, or waits for what this pod said last."""
+        """Read the announcement; return whether it has another picture, or waits for the files that this pod
+        announced last.
+        """
         since = self._now() if self._new_since is None else self._new_since
         before = self._announced.said
         self._announced.read(self._claim, since)
@@ -270,7 +311,9 @@ class PodFilesUploader:
         return asked or (said.number, said.paths) != (before.number, before.paths)
 
     def _answer(self, picture: Picture, *, late: bool, over: bool) -> bool:
-        """Answer what is announced; return whether nothing is left."""
+        """Send the files that the announced picture lacks, and name them in the pod's manifest; return whether
+        nothing is left.
+        """
         if not (self._answerable or late) or not self._holds_claim():
             return False
         said = self._announced.said
@@ -304,7 +347,7 @@ class PodFilesUploader:
         return over or not self._new(over=over)
 
     def _send(self, own: list[Node], busy: Set[str], place: str) -> tuple[StoredFile, ...] | None:
-        """Send what is not in the bucket, and return all; None if a file could not be sent as it is."""
+        """Send the files that the bucket lacks, and return all files; None if a file changed before it was sent."""
         self._due = None
         lacking = [node for node in own if self._sent.get(node) is None]
         keys = keys_of(lacking, place, None, set())
@@ -314,9 +357,9 @@ class PodFilesUploader:
                 if self._voids >= COPY_AFTER:
                     self._sent.copy_aside(calm)
                 self._sent.send(calm, self._store.uri(place))
-        except (Changed, OSError) as error:
+        except (FileChanged, OSError) as error:
             self._voids += 1
-            log.info("a file changed while it was uploaded: %s", error)
+            log.info("checkpoint: %s", why_unsent(error))
             if isinstance(error, OSError) and (
                 isinstance(error, PermissionError) or self._voids > COPY_AFTER
             ):
@@ -344,7 +387,7 @@ class PodFilesUploader:
         self._say(replace(self._said, pending=tuple(sorted(paths))))
 
     def _count_bytes(self, amount: int) -> None:
-        """Count bytes that are sent, and let the pod with the claim know once a minute that bytes flow."""
+        """Count bytes that are sent, and let the pod of rank 0 know once a minute that bytes flow."""
         with self._lock:
             self.bytes_uploaded += amount
             if not self._said.pending or self._now() - self._said_at < LATE_SECONDS:

@@ -2,37 +2,85 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import re
 import shutil
 import time
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.arriving_file import beside
-from dtj_trainer.artifacts.file_fetch import Near, fetch_files
-from dtj_trainer.artifacts.folder_looks import walk
+from dtj_trainer.artifacts.file_fetch import (
+    Near,
+    fault_in_bucket,
+    fetch_files,
+    on_demand_files,
+    write_records,
+)
+from dtj_trainer.artifacts.folder_pictures import walk
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
-from dtj_trainer.artifacts.manifest import UNKNOWN_TIME, fault_of
-from dtj_trainer.artifacts.on_demand import fault_in_bucket, on_demand_files, write_records
-from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, write_state
+from dtj_trainer.artifacts.manifest import UNKNOWN_TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Set
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence, Set
 
     from dtj_trainer.artifacts.manifest import Manifest, StoredFile, StoredNode
     from dtj_trainer.artifacts.store import Store
+
+
+# TensorFlow's state file, `checkpoint`, which names the newest checkpoint in its folder.
+
+STATE_FILE = "checkpoint"
+_NEWEST = re.compile(rb'^model_checkpoint_path: "([^"\n]+)"')
+
+
+def is_state(path: Path) -> bool:
+    """Return whether the file is TensorFlow's state file, and not a checkpoint of that name."""
+    return _named_by(path) is not None
+
+
+def write_state(folder: Path, names: Sequence[str]) -> bool:
+    """Ensure that the state file in `folder` names a checkpoint among the files `names`; return whether it was
+    written.
+
+    The program's state file may be missing, or may name a later checkpoint, when the program saves faster than
+    checkpoints become complete. TensorFlow would then find no checkpoint and start from 0. Without TensorFlow's files
+    the function does nothing.
+    """
+    prefixes = [
+        prefix
+        for prefix in (name.removesuffix(".index") for name in names if name.endswith(".index"))
+        if any(name.startswith(f"{prefix}.data-") for name in names)
+    ]
+    state = folder / STATE_FILE
+    if not prefixes or (state.exists() and _named_by(state) in {None, *prefixes}):
+        return False
+    state.write_text(f'model_checkpoint_path: "{prefixes[0]}"\nall_model_checkpoint_paths: "{prefixes[0]}"\n')
+    return True
+
+
+def _named_by(state: Path) -> str | None:
+    """Return the name of the checkpoint that TensorFlow's state file names, without the folder."""
+    try:
+        with state.open("rb") as file:
+            found = _NEWEST.match(file.read(4096))
+    except OSError:
+        return None
+    return PurePosixPath(found[1].decode(errors="replace")).name if found else None
+
 
 log = logging.getLogger(__name__)
 
 NOWHERE = Near()
 _IN_ORDER = 64
-"""So many of the newest files and folders have change times in the order of their modification times."""
+"""A restore gives this many of the newest files and folders change times in the order of their modification times."""
 _ARRIVING, _REMOVED = ".restore-", ".removed-"
 
 
 def put_back(
-    store: Store | None,
+    store: Store,
     manifest: Manifest,
     folder: Path,
     near: Near = NOWHERE,
@@ -43,43 +91,48 @@ def put_back(
 ) -> str | None:
     """Bring a snapshot, verify it and move it into place; return a description of the first fault, or None.
 
-    store: the checkpoints' prefix; None: all files are in the folder. `whole`: without it, files that the program
-    reads on demand (see `on_demand`) stay in the bucket, and those for which there is no `near.room`. `present`:
-    files that are known to be in place, by path; what is unchanged of them stays. `sources`: where the folder has
-    files of the snapshot, by their paths in it. Call `leave_only` to remove what the snapshot does not have.
+    store: the checkpoints' prefix. `whole`: without it, files that the program reads on demand (see `file_fetch`)
+    stay in the bucket, and those for which there is no `near.room`. `present`: files that are known to be in place,
+    by path; what is unchanged of them stays. `sources`: where the folder has files of the snapshot, by their paths in
+    it. Call `leave_only` to remove what the snapshot does not have.
 
     Files that an interrupted call already fetched are not fetched again. A program that reads `folder` meanwhile sees
     complete files only. Files and folders appear in the order of their times, the oldest first, and the change times
     of the newest have that order, too: scripts choose by either. Raises S3Error and OSError.
     """
-    arriving = folder / f"{_ARRIVING}{manifest.folder}"
+    arriving = arriving_folder(folder, manifest)
     if not _is_folder(arriving):
         arriving.unlink(missing_ok=True)
     arriving.mkdir(parents=True, exist_ok=True)
     if near.offered:
         near.offered.offer(manifest, arriving, folder)
     stays = _staying(manifest, present or {}, folder)
-    _link({path: source for path, source in (sources or {}).items() if path not in stays}, folder, arriving)
-    if store is None:
-        lacking = (file for file in manifest.files if file.path not in stays)
-        fault, later, room = next(filter(None, (_absent(file, arriving) for file in lacking)), None), [], None
-    else:
-        fault = (not whole and fetch_files(store, manifest.marks, arriving, near)) or None
-        later = [] if whole or fault else on_demand_files(manifest, arriving)
-        fault = fault or fault_in_bucket(store, manifest.folder, later)
-        now = [file for file in manifest.files if file not in later and file.path not in stays]
-        room = None if whole else near.room
-        if not fault:
-            bring = room.bring if room else fetch_files
-            fault = bring(store, now, arriving, near)
+    _link(
+        {path: source for path, source in (sources or {}).items() if path not in stays},
+        manifest,
+        folder,
+        arriving,
+    )
+    lacking = [file for file in manifest.files if file.path not in stays]
+    marks = [file for file in manifest.marks if file.path not in stays]
+    fault = (not whole and fetch_files(store, marks, arriving, near)) or None
+    on_demand = [] if whole or fault else on_demand_files(manifest, arriving, folder)
+    later = [file for file in on_demand if file.path not in stays]
+    fault = fault or fault_in_bucket(store, manifest.folder, later)
+    room = None if whole else near.room
+    if not fault:
+        bring = room.bring if room else fetch_files
+        fault = bring(store, [file for file in lacking if file not in later], arriving, near)
     if fault:
         shutil.rmtree(arriving, ignore_errors=True)
         return fault
     left = room.left_out if room else ()
     saved = {mark.path.partition("/")[0] for mark in manifest.marks}
     later += [file for file in left if file.path.count("/") == 1 and file.path.partition("/")[0] in saved]
-    if store and later:
-        log.info("%d files stay in the bucket until the program reads them", len(later))
+    if later:
+        log.info(
+            "%d files of the checkpoint stay in the bucket until checkpoints.bring() fetches them", len(later)
+        )
         write_records(store, manifest.folder, later, arriving)
     if manifest.version == 1:
         write_state(arriving, [path for path in manifest.paths if "/" not in path])
@@ -90,27 +143,34 @@ def put_back(
     return None
 
 
-def _link(sources: Mapping[str, str], folder: Path, arriving: Path) -> None:
-    """Give files of the folder another name among those that arrive."""
+def arriving_folder(folder: Path, manifest: Manifest) -> Path:
+    """Return the folder that has the files of a snapshot before they are moved into their place."""
+    return folder / f"{_ARRIVING}{manifest.folder}"
+
+
+def _link(sources: Mapping[str, str], manifest: Manifest, folder: Path, arriving: Path) -> None:
+    """Give files of the folder another name among those that arrive: a program may write into any of them later, so
+    that two files of the snapshot need two copies.
+    """
+    taken = manifest.paths
     for path, source in sources.items():
         target = arriving / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         try:
+            if source in taken and source != path:
+                raise OSError(errno.EMLINK, "it is another file of the snapshot", source)
             os.link(folder / source, target)
-        except OSError:  # For example a file system without hard links.
+            taken.add(source)
+        except OSError:  # Or a file system without hard links.
             shutil.copyfile(folder / source, target)
-
-
-def _absent(file: StoredFile, arriving: Path) -> str | None:
-    path = arriving / file.path
-    return fault_of(path, file) if path.is_file() else f"{file.path} is not in the folder any more"
 
 
 def _set_times_in_order(nodes: list[StoredNode], folder: Path) -> None:
     """Set the times of folders, which moves have changed, and of the newest nodes, each with a later change time.
 
-    The change times of a kernel may have ticks of some milliseconds, so that this is for the newest alone.
+    A kernel's change times may have ticks of some milliseconds. To wait for a tick after each of thousands of files
+    would take too long, so that only the newest are put in order.
     """
     changed_ns = 0
     for place, node in enumerate(nodes):
@@ -207,14 +267,17 @@ def remove_others(folder: Path, wanted: Set[str]) -> None:
         if node.path not in wanted:
             try:
                 remove(folder / node.path)
-            except OSError as error:  # For example a mounted volume.
+            except OSError as error:  # The path may be a mounted volume.
                 log.warning("checkpoints/%s is not part of the checkpoint, and stays: %s", node.path, error)
 
 
-def leave_only(folder: Path, manifest: Manifest) -> None:
-    """Remove what is not of a snapshot that `put_back` has put back. The folders keep the snapshot's times."""
-    remove_others(folder, manifest.paths)
-    for node in manifest.folders:  # A removal changes the time of the folder.
+def leave_only(folder: Path, manifest: Manifest, but: Set[str] = frozenset()) -> None:
+    """Remove what is not of a snapshot that `put_back` has put back. The folders keep the snapshot's times.
+
+    but: further paths that stay.
+    """
+    remove_others(folder, manifest.paths | but)
+    for node in manifest.folders:  # The removal of an entry has changed the folder's modification time.
         path = folder / node.path
         known = node.mtime_ns != UNKNOWN_TIME and _is_folder(path)
         if known and path.stat().st_mtime_ns != node.mtime_ns:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.checkpoint_index import (
+from dtj_trainer.artifacts.fence import claim_of_attempt
+from dtj_trainer.artifacts.manifest import VERSION, Manifest, ManifestError, NewerManifest, number_and_claim
+from dtj_trainer.artifacts.put_back import NOWHERE, STATE_FILE, leave_only, put_back, remove_others
+from dtj_trainer.artifacts.retention import ANCHOR_SECONDS
+from dtj_trainer.artifacts.s3 import LONGEST_MIRROR_DELAY_SECONDS, Backoff, DamagedObject, NoSuchKey, S3Error
+from dtj_trainer.artifacts.snapshot import (
     CheckpointIndex,
+    age,
     folders_newest_first,
     read_index,
     read_manifest,
 )
-from dtj_trainer.artifacts.manifest import VERSION, Manifest, ManifestError, NewerManifest
-from dtj_trainer.artifacts.put_back import NOWHERE, leave_only, put_back
-from dtj_trainer.artifacts.retention import ANCHOR_SECONDS
-from dtj_trainer.artifacts.s3 import DamagedObject, NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.clock import seconds_of
 
@@ -23,7 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
+    from dtj_trainer.artifacts.fence import Fence
     from dtj_trainer.artifacts.file_fetch import Near
+    from dtj_trainer.artifacts.sync import SyncSettings
+
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +93,9 @@ def restore(
     Raises ValueError: `resume` has another value.
     """
     if resume == RESUME_NEVER:
-        log.info("resume is Never: training starts from 0")
+        log.info("spec.artifacts.resume is Never: training starts from 0")
         return None
-    # Retention may let go of the snapshot that the user has gone back to.
+    # Allow the snapshot that the user has gone back to, even where retention no longer keeps it.
     to_choose = (lambda index: kept(index) | {lineage.folder}) if kept else None
     manifest = _restore_newest(
         own, folder, near, on_choice, whole=False, kept=to_choose, skip=skip, lineage=lineage
@@ -215,7 +222,7 @@ def _newest(
     skip: Collection[str],
     lineage: Lineage,
 ) -> Manifest | None:
-    """Return the newest snapshot that is not among the damaged ones, and add those whose manifest is damaged."""
+    """Return the newest snapshot that is not in `damaged`; add those with a damaged manifest to `damaged`."""
     index = read_index(store) if (damaged or skip) and kept else None
     among = kept(index) if index and kept else None
     folders = folders_newest_first(store)
@@ -226,7 +233,7 @@ def _newest(
             continue
         try:
             manifest = read_manifest(store, folder)
-        except NoSuchKey:  # Of an upload under way, or with files that other snapshots name.
+        except NoSuchKey:  # An upload is under way, or the folder only has files that other snapshots name.
             continue
         except NewerManifest as error:
             if not lineage.has(folder, error.attempt):
@@ -255,5 +262,193 @@ def _others_first(index: CheckpointIndex, folders: list[str], skip: Collection[s
         old = [folder for folder in others if newest - times.get(folder, newest) >= ANCHOR_SECONDS]
         others = [*old[:1], *(folder for folder in others if folder not in old[:1])]
     if not others:
-        log.warning("there is no checkpoint but those from which attempts could not go on")
+        log.warning(
+            "earlier attempts made no progress from any of the checkpoints: the newest one is tried again"
+        )
     return [*others, *(folder for folder in folders if folder in skip)]
+
+
+# All pods of an attempt restore the same snapshot: the one that the pod of rank 0 chose and told in its claim.
+#
+# Each pod alone would choose the newest snapshot that it finds, and a snapshot can be damaged, or appear, between the
+# looks of two pods.
+
+_LONGEST_POLL_SECONDS = 5.0
+
+
+def restore_checkpoint(
+    job: Store, settings: SyncSettings, near: Near, fence: Fence | None, timeout: float
+) -> Restored | None:
+    """Restore the snapshot of this attempt into the checkpoints folder; see `restore`. Raises S3Error and ValueError.
+
+    job: the job's prefix. fence: of the pod of rank 0.
+    """
+    snapshots, folder = job.below(contract.CHECKPOINTS), settings.checkpoints
+    together = settings.shards and settings.resume != RESUME_NEVER
+    if together and fence is None:
+        known, restored = restore_as_rank_0(
+            job,
+            settings.attempt,
+            lambda uri: restore_exactly(snapshots, folder, uri, near),
+            timeout=timeout,
+        )
+        if known:
+            return restored
+
+    chosen_by_order = not (settings.resume_since or settings.resume_skip)
+
+    def tell(uri: str, *, restored: bool = False) -> None:
+        # Say which snapshot is restored where it may not be the newest: readers of the bucket otherwise assume the
+        # newest one.
+        if fence and (together or (restored and not chosen_by_order)):
+            fence.announce_restore(uri, restored=restored)
+
+    found = restore(
+        snapshots,
+        folder,
+        settings.resume,
+        near,
+        kept=lambda index: index.kept(settings.keep, settings.keep_every),
+        skip=settings.resume_skip,
+        lineage=settings.lineage,
+        on_choice=tell,
+    )
+    tell(found.uri if found else "", restored=True)
+    return found
+
+
+def restore_as_rank_0(
+    job: Store,
+    attempt: int,
+    restore: Callable[[str], Restored],
+    *,
+    timeout: float,
+    sleep: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.monotonic,
+) -> tuple[bool, Restored | None]:
+    """Restore the snapshot that the pod of rank 0 restores; return whether it has chosen, and what was restored.
+
+    job: the job's prefix. restore: restores the snapshot with a URI. Waits until the pod of rank 0 has its snapshot,
+    because that pod chooses another one if the first is damaged; for `timeout` seconds at most. Raises S3Error,
+    Superseded among them.
+    """
+    deadline = now() + timeout
+    restored: Restored | None = None
+    fault: S3Error | None = None
+    done = ""
+    backoff = Backoff(_LONGEST_POLL_SECONDS)
+    while True:
+        claim = claim_of_attempt(job, contract.CLAIM_FILE, attempt)
+        chosen = claim.restores if claim else None
+        if chosen and chosen != done:
+            done, restored, fault = chosen, None, None
+            try:
+                restored = restore(chosen)
+            except S3Error as error:
+                if error.transient:
+                    raise
+                fault = error  # If the snapshot is damaged, the pod of rank 0 chooses another one.
+            continue
+        is_over = claim is not None and (claim.restored or chosen == "")
+        if is_over or now() >= deadline:
+            if fault:
+                raise fault
+            if not is_over:
+                log.warning(
+                    "the pod of rank 0 has not restored a checkpoint in %.0f s: this pod waits no longer",
+                    timeout,
+                )
+            return chosen is not None, restored
+        sleep(backoff.next_delay())
+
+
+# CheckpointMirror copies the newest snapshot of the bucket into the evaluator's own checkpoints folder.
+
+POLL_SECONDS = 3.0
+
+
+class CheckpointMirror:
+    """Brings the newest snapshot below `store` into `folder`, pass by pass, from one thread.
+
+    What the newest `keep` snapshots have stays in `folder`, because the program may still read it. The program sees
+    complete files only, and of new folders all or nothing.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        store: Store,
+        *,
+        keep: int,
+        lineage: Lineage = ALL,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """lineage: other snapshots are not mirrored."""
+        self._folder = folder
+        self._store = store
+        self._keep = keep
+        self._lineage = lineage
+        self._now = now
+        self._skipped: set[str] = set()
+        """Folders of snapshots that did not arrive completely."""
+        self._abandoned: set[str] = set()
+        """Folders of snapshots that do not count since the user has gone back to an earlier snapshot."""
+        self._retry_at = math.inf
+        self._backoff = Backoff(LONGEST_MIRROR_DELAY_SECONDS)
+        self._mirrored: list[Manifest] = []
+        self.newest: contract.CheckpointRef | None = None
+        """The snapshot mirrored last. Other threads may read it."""
+
+    def mirror_pass(self, *, ended: bool, died_ns: int | None) -> bool:
+        """Fetch the newest snapshot if it is newer than the last one; always return True. Raises S3Error.
+
+        While there is no newer snapshot, a pass costs one request, and a second one while one is being uploaded.
+        """
+        del ended, died_ns
+        if self._now() >= self._retry_at:
+            self._skipped.clear()
+        before = len(self._skipped)
+        self._fetch_newest()
+        if len(self._skipped) > before:
+            self._retry_at = self._now() + self._backoff.next_delay()
+        elif not self._skipped:
+            self._retry_at = math.inf
+            self._backoff.reset()
+        return True
+
+    def _fetch_newest(self) -> None:
+        last = age(self._mirrored[-1]) if self._mirrored else (-1, -1)
+        for folder in folders_newest_first(self._store):
+            if (number_and_claim(folder) or (0, 0))[::-1] <= last:
+                return
+            if folder in self._skipped or folder in self._abandoned:
+                continue
+            try:
+                manifest = read_manifest(self._store, folder)
+                if not self._lineage.has(folder, manifest.attempt):
+                    self._abandoned.add(folder)
+                    continue
+                present = {file.path: file for file in self._mirrored[-1].files} if self._mirrored else {}
+                fault = put_back(self._store, manifest, self._folder, present=present)
+            except NoSuchKey:  # The snapshot is being uploaded.
+                continue
+            except (ManifestError, DamagedObject) as error:
+                fault = str(error)
+            if fault is None:
+                self._take(manifest)
+                return
+            # The chief may have removed the snapshot during the download. The next pass then reads a newer manifest.
+            log.warning("checkpoint %s is not mirrored: %s", folder, fault)
+            self._skipped.add(folder)
+
+    def _take(self, manifest: Manifest) -> None:
+        # A resume from an earlier step makes later steps of the previous attempt obsolete. Drop them.
+        earlier = (
+            m for m in self._mirrored if m.step is None or manifest.step is None or m.step < manifest.step
+        )
+        self._mirrored = [*earlier, manifest][-self._keep :]
+        remove_others(self._folder, {STATE_FILE}.union(*(each.paths for each in self._mirrored)))
+        self.newest = {"time": manifest.time, "uri": self._store.uri(manifest.folder)}
+        if manifest.step is not None:
+            self.newest["step"] = manifest.step
+        log.info("mirrored checkpoint %s (%d bytes)", self.newest["uri"], manifest.size)

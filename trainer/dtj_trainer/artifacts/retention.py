@@ -1,4 +1,7 @@
-"""Decides which snapshots are kept: the newest few, the best one, one for each period of time, and an older one."""
+"""Decides which snapshots are kept: the newest few, the best one, one for each period of time, and an older one.
+
+`checkpoint_upload` deletes the others in the bucket, and `local_checkpoints` those on the disk of the pod.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.manifest import MetricMode
 
 ANCHOR_SECONDS = 600.0
-"""How much older than the newest snapshot the anchor is, at least."""
+"""The anchor is an older snapshot that is kept. It is at least this many seconds older than the newest snapshot."""
 
 
 @dataclass(frozen=True, order=True)

@@ -1,17 +1,16 @@
-"""Segments of a growing file in the bucket: `metrics.jsonl`, `metrics.jsonl.00002`, `metrics.jsonl.00003`.
+"""Names of the pieces of a growing file: segments in the bucket, and rotated logs on the pod's disk.
 
-The first segment has the file's own key, so that a short file is one object. Only the last segment is put again while
-the file grows; a segment that has a successor never changes. The segments, joined in the order of their numbers, are
-the file. A segment ends at the end of a line or of an event file's record, so that each segment can be read by
-itself.
-
-A file that an older release uploaded without segments is a file of one segment.
+The first segment has the file's own key, so that a short file, and one of a release without segments, is one
+object. Only the last segment is put again while the file grows. Joined by number they are the file, and each ends
+with a whole line or record. Not here: the upload (`growing`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 FIRST = 1
@@ -23,9 +22,10 @@ SEGMENTS_OF_ONE_SIZE = 256
 SEGMENT_SECONDS = 20 * 60.0
 """The age at which a segment is closed, so that the open segment, which is uploaded repeatedly, stays small."""
 FILES_WITH_THAT_AGE = 4
-"""With more growing files in a pod, the age limit rises, so that the number of the pod's objects does not."""
+"""With more growing files than this in a pod, the age limit rises, so that the number of the pod's objects does
+not."""
 RECORD_HEADER_BYTES, RECORD_FRAME_BYTES = 12, 16
-"""Bytes of a TFRecord: length and its checksum; and all bytes but the content."""
+"""Bytes of a TFRecord: those of the length and its checksum, and all bytes but the content."""
 LONGEST_RECORD_BYTES = 1 << 32
 """A greater length means that the file does not consist of records."""
 
@@ -87,3 +87,41 @@ def whole_records(content: bytes) -> int:
             break
         at += RECORD_FRAME_BYTES + length
     return at
+
+
+# Logs of bounded size on a pod's disk: `rank-0.log` is the current file, `.rank-0.log.00001` a rotated one.
+#
+# Hidden files are not artifacts of their own. The upload of a log reads all its files in order (see `growing`), and
+# removes the rotated files that are completely uploaded.
+
+ROTATE_BYTES = 64 * 1024 * 1024
+KEPT_ROTATED = 1
+"""The rotated files of a log that stay after their upload, or where nothing is uploaded."""
+MOST_ROTATED = 16
+"""The most rotated files of one log, 1 GiB, while the bucket takes nothing. Beyond that, the oldest file is deleted,
+so that the disk does not fill up."""
+
+_ROTATED = re.compile(r"\.(?P<name>.+)\.(?P<number>\d{5,})", re.DOTALL)
+
+
+def rotated(log: Path, number: int) -> Path:
+    """Return the path of a log's rotated file with that number, from 1 on."""
+    return log.with_name(f".{log.name}.{number:05d}")
+
+
+def rotated_numbers(log: Path) -> list[int]:
+    """List the numbers of a log's rotated files, from the oldest."""
+    try:
+        names = [path.name for path in log.parent.iterdir()]
+    except OSError:
+        return []
+    found = (_ROTATED.fullmatch(name) for name in names)
+    return sorted(int(match["number"]) for match in found if match and match["name"] == log.name)
+
+
+def remove_up_to(log: Path, last: int) -> None:
+    """Remove the rotated files of a log whose numbers are `last` or lower."""
+    for number in rotated_numbers(log):
+        if number <= last:
+            with contextlib.suppress(OSError):
+                rotated(log, number).unlink()

@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dtj_trainer.artifacts.file_version import FileVersion
-from dtj_trainer.artifacts.look import Node
 from dtj_trainer.artifacts.manifest import StoredFile, sha256_of
+from dtj_trainer.artifacts.multipart import SMALL_BYTES, FileVersion, upload_at_once
 from dtj_trainer.artifacts.open_files import held_open
-from dtj_trainer.artifacts.small_files import SMALL_BYTES, upload_at_once
+from dtj_trainer.artifacts.picture import Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Set
@@ -27,10 +26,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_NS = 20 * 10**6
-"""The change times of a kernel may have ticks. A write within one tick after another does not show."""
+"""A kernel's change times may have ticks of this length. A second write within one tick does not change the change
+time."""
 _ASIDE = ".dtj-sending.part"
 _COPIES, _COPY_PAUSE_SECONDS = 5, 0.05
-"""A file that changes all the time is copied at most so often, until no process was writing it meanwhile."""
+"""A file that changes all the time is copied at most this many times, until no process writes the file during the
+copy; and the pause between two copies."""
 
 
 class _Content(NamedTuple):
@@ -49,8 +50,15 @@ class _Written(NamedTuple):
     inode: int
 
 
-class Changed(Exception):
-    """A file changed, or vanished, before it was sent as it was."""
+class FileChanged(Exception):
+    """A file changed, or vanished, before it was sent as it was. The argument is its path in the folder."""
+
+
+def why_unsent(error: Exception) -> str:
+    """Describe why files were not sent, by the exception of `SentFiles.send`. The caller tries again."""
+    if isinstance(error, FileChanged):
+        return f"{error} changed during the upload, which starts again"
+    return f"the upload starts again: {error}"
 
 
 class SentFiles:
@@ -70,10 +78,10 @@ class SentFiles:
         self._too_large: set[str] = set()
         """Busy files that the disk has no room to copy."""
         self.unsent: set[str] = set()
-        """Busy files of the present picture that have the content of the last snapshot."""
+        """Busy files for which the snapshot under way has the content of the last snapshot."""
         self.ended = False
         """Whether the program has ended: then a busy file is stored as it is."""
-        shutil.rmtree(local.parent / _ASIDE, ignore_errors=True)  # Of a process that was killed.
+        shutil.rmtree(local.parent / _ASIDE, ignore_errors=True)  # A killed process may have left copies.
 
     def get(self, node: Node) -> StoredFile | None:
         """Return the stored file with the content of a local file, wherever that was when it was sent."""
@@ -106,7 +114,7 @@ class SentFiles:
         }
 
     def copy_aside(self, nodes: Iterable[Node]) -> None:
-        """Copy files, if twice their size is free, so that `send` sends the copies. Raises Changed.
+        """Copy files, if twice their size is free, so that `send` sends the copies. Raises FileChanged.
 
         Of a program that changes or removes files faster than they are sent, no picture is stored otherwise. The
         copies stay until `drop_copies`.
@@ -135,9 +143,10 @@ class SentFiles:
     def send(self, keys: Mapping[Node, str], uri: str) -> list[StoredFile]:
         """Send local files to keys, small ones several at a time; return their stored files.
 
-        uri: of the snapshot, for messages. Raises Changed, OSError and S3Error.
+        uri: of the snapshot, for messages. Raises FileChanged, OSError and S3Error.
         """
-        first = {_content(node): node for node in reversed(list(keys))}  # Hard links have one content.
+        # Hard links to one file have one content, which is sent once.
+        first = {_content(node): node for node in reversed(list(keys))}
         small = [partial(self._send, node, keys[node]) for node in first.values() if node.size < SMALL_BYTES]
         if len(small) > 1:
             upload_at_once(small, self._store.uploads.pace, uri)
@@ -170,11 +179,11 @@ class SentFiles:
             return last
         finally:
             copy.unlink(missing_ok=True)
-        # Later snapshots name the stored content while a process has the file open.
+        # Later snapshots name the stored content as long as the file's size and change time stay the same.
         return self.add(node, StoredFile(node.path, key, size, sha256, node.mtime_ns))
 
     def _copied_whole(self, path: Path, copy: Path, last: StoredFile | None) -> bool:
-        """Copy a file; return whether the copy is whole: no process was writing the file, or only appends to it."""
+        """Copy a file; return whether it is whole: no process wrote the file meanwhile, or only appended to it."""
         for number in range(_COPIES):
             if number:
                 time.sleep(_COPY_PAUSE_SECONDS)
@@ -201,7 +210,7 @@ class SentFiles:
                 return self.add(node, replace(same, path=node.path, mtime_ns=node.mtime_ns))
             sha256 = self._store.put_with_sha256(key, path, self._on_bytes)
         except FileNotFoundError as error:
-            raise Changed(node.path) from error
+            raise FileChanged(node.path) from error
         self._check(node)
         return self._stored(node, key, sha256)
 
@@ -217,13 +226,13 @@ class SentFiles:
         try:
             status = os.lstat(self._local / node.path)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise Changed(node.path) from error
+            raise FileChanged(node.path) from error
         if _Content(status.st_size, status.st_ctime_ns, status.st_ino) != _content(node):
-            raise Changed(node.path)
+            raise FileChanged(node.path)
 
 
 def _begin(path: Path, size: int) -> str:
-    """Return the SHA-256 of the first bytes of a file; empty if it has fewer."""
+    """Return the SHA-256 of the first `size` bytes of a file; empty if the file is shorter."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while size and (block := file.read(min(size, 2**20))):

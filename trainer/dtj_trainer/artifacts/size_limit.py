@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.look import folders_of, is_below, place_of
+from dtj_trainer.artifacts.picture import folders_of, is_below, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence, Set
 
-    from dtj_trainer.artifacts.look import Node
     from dtj_trainer.artifacts.manifest import StoredFile, StoredFolder, StoredLink
+    from dtj_trainer.artifacts.picture import Node
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class SizeLimit:
         if out := left_out(files, links, self._most_bytes, saved):
             if not out <= self._left_out:
                 log.info(
-                    "the checkpoint leaves out %s and %d more, because of %s=%d",
+                    "the checkpoint leaves out %s and %d more, to stay within %s=%d bytes",
                     *(min(out), len(out) - 1, contract.ENV_CHECKPOINTS_KEEP_BYTES, self._most_bytes),
                 )
             self._left_out |= out
@@ -64,7 +64,7 @@ class SizeLimit:
         if size > self._most_bytes and not self._warned:
             self._warned = True
             log.warning(
-                "the newest files of each kind alone have %d bytes, more than %s=%d",
+                "the checkpoint is too large: the newest files of each kind have %d bytes, more than %s=%d",
                 *(size, contract.ENV_CHECKPOINTS_KEEP_BYTES, self._most_bytes),
             )
         return (
@@ -81,7 +81,7 @@ class _Unit:
     path: str
     size: int = 0
     newest: tuple[int, str] = (-(2**63), "")
-    """The time of its newest file, and the folder of the snapshot in which this file was new."""
+    """The modification time of the unit's newest file, and the folder of the snapshot that first had this file."""
 
 
 def left_out(
@@ -124,7 +124,7 @@ def left_out(
 
 
 def _groups(files: Iterable[StoredFile]) -> list[list[_Unit]]:
-    """Return the units of each kind that has several."""
+    """Return the units (files or folders) of each kind. Kinds with a single unit are left out."""
     files = list(files)
     members: dict[tuple[str, str], set[str]] = defaultdict(set)
     for file in files:

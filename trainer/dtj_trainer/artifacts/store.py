@@ -1,28 +1,162 @@
-"""The objects below one S3 prefix: put, get, list and delete, with errors as `S3Error`."""
+"""The objects below one S3 prefix: put, get, list and delete, with errors as `S3Error`, and the keys of paths.
+
+All that reads or writes a bucket has a Store. Not here: clients, options and the retry policy (`s3`), and uploads
+in parts (`multipart`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
-from functools import cached_property
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from http import HTTPStatus
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 
-from dtj_trainer.artifacts import s3, s3_answers
+from dtj_trainer import contract
+from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.arriving_file import ArrivingFile
-from dtj_trainer.artifacts.multipart import Put, Uploads
-from dtj_trainer.artifacts.ranged_download import ByteCount, Version, download, fetch_whole, read_body
+from dtj_trainer.artifacts.multipart import Uploaded, Uploads
+from dtj_trainer.artifacts.s3 import BODY_TRIES, CONNECT_TIMEOUT_SECONDS, READ_TIMEOUT_SECONDS, read_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from datetime import datetime
-    from pathlib import Path
+    from io import FileIO
 
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef
 
     from dtj_trainer.artifacts.multipart import Condition
+    from dtj_trainer.artifacts.s3 import S3Location
+
+
+# `download` fetches a large object in parts, several at a time, and computes its SHA-256 meanwhile.
+
+PART_BYTES = 8 * 2**20
+CONNECTIONS = 10
+AHEAD = CONNECTIONS + 2
+"""Parts in flight or not hashed yet. One thread hashes: without a limit, hashing would lag behind the download."""
+_BLOCK_BYTES = 2**18
+
+
+class ByteCount:
+    """The number of bytes received so far. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.total = 0
+
+    def add(self, amount: int) -> None:
+        """Add to the count."""
+        with self._lock:
+            self.total += amount
+
+
+class Version(NamedTuple):
+    """One version of an object, identified by its ETag."""
+
+    bucket: str
+    key: str
+    etag: str
+    size: int
+
+
+def download(client: S3Client, version: Version, arriving: ArrivingFile, received: ByteCount) -> None:
+    """Fetch the bytes of this version of an object that have not arrived yet.
+
+    `received` counts the bytes as they arrive.
+
+    Raises botocore's errors (412 when the object has changed), and OSError for errors of the disk.
+    """
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        starts = iter(range(arriving.at, version.size, PART_BYTES))
+        fetch = partial(_fetch_part, client, version, arriving.file, received)
+        parts = deque(pool.submit(fetch, start) for start in islice(starts, AHEAD))
+        try:
+            while parts:
+                arriving.hash_to(parts.popleft().result())
+                parts.extend(pool.submit(fetch, start) for start in islice(starts, 1))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def fetch_whole(client: S3Client, bucket: str, key: str, arriving: ArrivingFile, received: ByteCount) -> None:
+    """Fetch an object of at most PART_BYTES by one request; of a larger one only the beginning.
+
+    Raises as `download`.
+    """
+    content, _ = read_body(lambda: client.get_object(Bucket=bucket, Key=key), PART_BYTES)
+    received.add(len(content))
+    arriving.append(content)
+
+
+def read_body(get: Callable[[], GetObjectOutputTypeDef], most: int | None = None) -> tuple[bytes, str]:
+    """Make a request for a small object, again if the connection breaks meanwhile; return its content and ETag.
+
+    most: bytes from the beginning that are read at most. Raises as `download`.
+    """
+    broken = _broken()
+    for left in reversed(range(BODY_TRIES)):
+        answer = get()  # botocore itself repeats a request that gets no answer.
+        try:
+            with contextlib.closing(answer["Body"]) as body:
+                return body.read(most), answer["ETag"]
+        except broken:
+            if not left:
+                raise
+    raise AssertionError
+
+
+def _fetch_part(client: S3Client, version: Version, file: FileIO, received: ByteCount, start: int) -> int:
+    """Fetch one part; return the offset of its end."""
+    broken = _broken()
+    at, end = start, min(start + PART_BYTES, version.size)
+    for last in [False] * (BODY_TRIES - 1) + [True]:
+        answer = client.get_object(
+            Bucket=version.bucket, Key=version.key, IfMatch=version.etag, Range=f"bytes={at}-{end - 1}"
+        )
+        try:
+            with contextlib.closing(answer["Body"]) as body:
+                while block := body.read(min(_BLOCK_BYTES, end - at)):
+                    received.add(len(block))
+                    at = _write(file, block, at)
+            break
+        except broken:
+            if last:
+                raise
+    return end
+
+
+def _broken() -> tuple[type[Exception], ...]:
+    """Return the errors of a connection that breaks while a body is read, which botocore does not try again."""
+    from botocore import exceptions
+
+    return exceptions.ReadTimeoutError, exceptions.ResponseStreamingError, exceptions.IncompleteReadError
+
+
+def _write(file: FileIO, block: bytes, at: int) -> int:
+    """Write a block; return the offset of its end in the file."""
+    left = memoryview(block)
+    try:
+        while left:
+            written = os.pwrite(file.fileno(), left, at)
+            at, left = at + written, left[written:]
+    except OSError as error:
+        error.filename = file.name
+        raise
+    return at
+
 
 DELETE_BATCH = 1000
 """The largest number of keys in one DeleteObjects request."""
@@ -69,11 +203,11 @@ class Store:
         return self._given or s3.make_client(self._environment)
 
     def below(self, name: str) -> Store:
-        """Return the store of the prefix `name` below this one, with the same client and the same counts."""
+        """Return the store of the prefix `name` below this one, with its client. It adds to the same counts."""
         return self.at(self.location / name)
 
     def at(self, location: s3.S3Location) -> Store:
-        """Return the store of another location, with the same client and the same counts."""
+        """Return the store of another location. Both have one client, and count their bytes together."""
         return Store(location, self._client, self._environment, self.received, self.uploads)
 
     def _sentences(self, uri: str) -> AbstractContextManager[None]:
@@ -110,7 +244,7 @@ class Store:
             # AWS answers NoSuchKey when If-Match has no object to compare with.
             if isinstance(explained, s3.NoSuchKey):
                 raise s3.Changed(f"{self.uri(key)} does not exist any more") from error
-            if explained is not None and s3_answers.is_condition_refused(error):
+            if explained is not None and s3.is_condition_refused(error):
                 raise s3.NotSupported(str(explained)) from error
             raise
 
@@ -139,7 +273,7 @@ class Store:
         on_bytes: Callable[[int], None] | None = None,
         *,
         replaces: str | None = None,
-    ) -> Put:
+    ) -> Uploaded:
         """Upload a file as `put_file` does; return the ETag and the SHA-256 of the bytes sent."""
         sent = on_bytes or (lambda _: None)
         if path.stat().st_size <= s3.MULTIPART_BYTES:
@@ -147,7 +281,7 @@ class Store:
             self.uploads.pace.take(len(content))
             etag = self.put_bytes(key, content, replaces=replaces)
             sent(len(content))
-            return Put(etag, hashlib.sha256(content).hexdigest())
+            return Uploaded(etag, hashlib.sha256(content).hexdigest())
         with self._sentences(self.uri(key)), self._conditional(key, replaces) as condition:
             target = self.location / key
             return self.uploads.put(self._client, target, path, sent, condition, self._environment)
@@ -183,7 +317,7 @@ class Store:
             try:
                 return read_body(lambda: self._client.get_object(Bucket=bucket, Key=name, **condition), most)
             except Exception as error:
-                if etag and s3_answers.status_of(error) == HTTPStatus.NOT_MODIFIED:
+                if etag and s3.status_of(error) == HTTPStatus.NOT_MODIFIED:
                     return None
                 raise
 
@@ -249,7 +383,7 @@ class Store:
                     Bucket=self.location.bucket, Key=self._name(key), Range=f"bytes={start}-"
                 )
             except Exception as error:
-                if s3_answers.is_out_of_range(error):  # The object is empty, or shorter than the file.
+                if s3.is_out_of_range(error):  # The object is empty, or shorter than the file.
                     return not size
                 raise
             with contextlib.closing(answer["Body"]) as body:
@@ -328,6 +462,23 @@ class Store:
                 )
 
 
+def existing_folder(uri: str, subject: str) -> Path | None:
+    """Return the folder of a plain path or a `file://` URI; None for `s3://`.
+
+    `subject`: what is looked for, with its verb, for messages. Raises ValueError when the folder does not exist, or
+    the scheme is unknown.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme == "s3":
+        return None
+    if parts.scheme not in ("", "file") or (parts.scheme == "file" and parts.netloc not in ("", "localhost")):
+        raise ValueError(f"{uri} can't be read: {subject} at s3://bucket/prefix, file:///folder or a path")
+    folder = Path(unquote(parts.path)) if parts.scheme else Path(uri)
+    if not folder.is_dir():
+        raise ValueError(f"{uri} is not a folder")
+    return folder
+
+
 def open_store(
     uri: str,
     environment: s3.Environment | None = None,
@@ -344,3 +495,148 @@ def open_store(
 def usable_name(name: str) -> bool:
     """Return whether a file of this name is an artifact. Hidden and temporary files are not."""
     return not name.startswith(".") and not name.endswith((".tmp", ".part")) and os.sep not in name
+
+
+# The store that the environment of a pod names: the job's own prefix in the bucket.
+
+
+def own_store(environment: Mapping[str, str]) -> Store:
+    """Open the store of `ENV_ARTIFACTS_URI`, without a request. Raises ValueError, which names the variable."""
+    uri = environment.get(contract.ENV_ARTIFACTS_URI)
+    if not uri:
+        raise ValueError(
+            f"{contract.ENV_ARTIFACTS_URI} is not set: the job's own prefix, s3://bucket/prefix/…"
+        )
+    try:
+        return open_store(uri)
+    except ValueError as error:
+        raise ValueError(f"{contract.ENV_ARTIFACTS_URI}: {error}") from None
+
+
+# GETs of ranges by presigned URLs, for readers of many small ranges.
+#
+# A GET of 1 MiB by a boto3 client costs the caller about 2 ms of a processor: the client resolves the endpoint,
+# signs, and parses the answer each time. A presigned URL is signed once for all ranges of an object, which leaves 0.7
+# ms.
+
+log = logging.getLogger(__name__)
+
+VALID_SECONDS = 3600
+USED_SECONDS = 900.0
+"""A URL is signed anew after this time, long before it expires."""
+PAUSE_SECONDS = 60.0
+"""After a failed GET by a presigned URL, the client of boto3 makes all requests for this long."""
+CONNECTIONS_OF_RANGES = 16
+URLS = 4096
+"""The most URLs in the cache: 4 MB."""
+
+
+class PresignedGets:
+    """Gets ranges of objects with the endpoint, the credentials and the proxies of `client`. Threads may share it.
+
+    A faster way beside the client, never in place of it: where this way brings nothing, for whatever reason, the
+    caller asks the client, which retries, renews credentials, and explains errors.
+    """
+
+    def __init__(self, client: S3Client, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: returns monotonic seconds."""
+        from botocore.httpsession import URLLib3Session
+        from botocore.session import Session
+        from botocore.utils import get_environ_proxies
+
+        self._client = client
+        self._clock = clock
+        self._urls: dict[S3Location, tuple[str, float]] = {}
+        self._lock = threading.Lock()
+        # Requests with a customer key or a payer need headers that a plain GET of the URL does not have.
+        self._paused_until = float("inf") if read_options(os.environ).every else 0.0
+        proxies = client.meta.config.proxies  # type: ignore[attr-defined]  # not in the stubs
+        ca_bundle = Session().get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
+        self._http = URLLib3Session(
+            verify=ca_bundle or True,  # type: ignore[arg-type]  # the stubs know no bundle, and no pair of timeouts
+            proxies=get_environ_proxies(client.meta.endpoint_url) if proxies is None else proxies,
+            timeout=(CONNECT_TIMEOUT_SECONDS, READ_TIMEOUT_SECONDS),  # type: ignore[arg-type]
+            max_pool_connections=CONNECTIONS_OF_RANGES,
+        )
+
+    def get(self, where: S3Location, offset: int, length: int) -> bytes | None:
+        """Return `length` bytes from `offset` on, in one try; None if not exactly these bytes arrive."""
+        from botocore.awsrequest import AWSRequest
+        from botocore.exceptions import BotoCoreError
+        from urllib3.exceptions import HTTPError
+
+        if self._clock() < self._paused_until:
+            return None
+        try:
+            headers = {"Range": f"bytes={offset}-{offset + length - 1}"}
+            request = AWSRequest("GET", self._url(where), headers=headers, stream_output=True)
+            answer = self._http.send(request.prepare())
+            if answer.status_code != HTTPStatus.PARTIAL_CONTENT:
+                answer.raw.close()  # Do not read the body: it may be the whole object.
+                self._pause(f"status {answer.status_code}")
+                return None
+            # Read the body in one piece: `answer.content` would join pieces of 64 KiB.
+            content: bytes = answer.raw.read()
+        except (BotoCoreError, HTTPError, OSError) as error:
+            self._pause(type(error).__name__)
+            return None
+        if len(content) != length:
+            self._pause(f"{len(content)} bytes")
+            return None
+        return content
+
+    def _url(self, where: S3Location) -> str:
+        now = self._clock()
+        with self._lock:
+            url, until = self._urls.get(where, ("", 0.0))
+            if now >= until:
+                url = self._client.generate_presigned_url(
+                    "get_object", {"Bucket": where.bucket, "Key": where.prefix}, ExpiresIn=VALID_SECONDS
+                )
+                if len(self._urls) >= URLS:
+                    self._urls.clear()
+                self._urls[where] = url, now + USED_SECONDS
+        return url
+
+    def _pause(self, why: str) -> None:
+        """Leave the next requests to the client. The message does not contain the URL, which is a secret."""
+        log.debug("a GET by a presigned URL brought nothing: %s", why)
+        with self._lock:
+            self._urls.clear()
+            self._paused_until = self._clock() + PAUSE_SECONDS
+
+
+# Names of files in keys. Keys are UTF-8, and stores list and delete them by XML: some names need another form.
+
+MARK = "dtj-name-"
+"""Begins each name that has another form in a key: its bytes follow, percent-encoded."""
+_NO_XML = frozenset("\x7f\ufffe\uffff")
+
+
+def key_of(path: str) -> str:
+    """Return the key of a path. Most paths are their own keys; `path_of` returns the path of any other key."""
+    # Return early for most paths: each upload pass calls this function for each file.
+    if path.isprintable() and MARK not in path:
+        return path
+    return "/".join(map(_encoded, path.split("/")))
+
+
+def path_of(key: str) -> str:
+    """Return the path of a key that `key_of` made. Any other key is its own path."""
+    return "/".join(map(_decoded, key.split("/"))) if MARK in key else key
+
+
+def _encoded(name: str) -> str:
+    if name.startswith(MARK) or any(
+        character < " " or character in _NO_XML or "\ud800" <= character <= "\udfff" for character in name
+    ):
+        return MARK + quote(os.fsencode(name), safe="")
+    return name
+
+
+def _decoded(name: str) -> str:
+    if not name.startswith(MARK):
+        return name
+    decoded = os.fsdecode(unquote_to_bytes(name.removeprefix(MARK)))
+    # Verify the name: anybody may write a key such as dtj-name-..%2F, which leads out of the folder.
+    return decoded if "/" not in decoded and _encoded(decoded) == name else name

@@ -5,28 +5,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from dtj_trainer.artifacts.background_priority import run_in_background
-from dtj_trainer.artifacts.backoff import Backoff
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.multipart import HandedOver
-from dtj_trainer.artifacts.s3 import RefusedKey, S3Error
+from dtj_trainer.artifacts.s3 import FINISHING_DELAY_SECONDS, Backoff, RefusedKey, S3Error
+from dtj_trainer.background import run_in_background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
-FINISHING_DELAY_SECONDS = 2.0
-"""The longest delay between two attempts while a caller waits for the end."""
 LASTING_SECONDS = 15.0
 """A caller that waits gets an error that is not transient (no such bucket) only after it persisted for this long."""
 REFUSALS = 2
-"""A caller that waits gets the refusal of one key after so many passes with a refusal: a store that starts may refuse
-one request by mistake."""
+"""A caller that waits gets the refusal of a key only after this many passes with a refusal: a store that is starting
+may refuse a request by mistake."""
 REPEATS = 3
-"""Each pass tries everything there is. While a caller waits for the end, so many passes may send something and leave
-something. What later passes send belongs to files that change all the time, and is no progress."""
+"""Each pass tries all files. While a caller waits for the end, the bytes of this many passes that leave something
+count as progress. Bytes that later passes send belong to files that change all the time."""
 
 
 class SyncPass(Protocol):
@@ -88,7 +87,7 @@ class SyncLoop:
         """The passes since the last `ask` that sent something and left something, up to REPEATS. `_last_sent`: the
         bytes sent by the end of the last of them."""
         self._last_sent = 0
-        self._in_background = beside_program
+        self._beside_program = self._in_background = beside_program
         self._thread = threading.Thread(target=self._begin, name=what, daemon=True)
 
     @classmethod
@@ -116,6 +115,14 @@ class SyncLoop:
             self._died_ns = self._died_ns or died_ns
             self._hand_over()
 
+    def program_began(self) -> None:
+        """Record that another program begins: no death counts any more. Passes run at a low priority again."""
+        with self._changed:
+            self._died_ns, self._ended = None, False
+            if self._beside_program and not self._in_background and self._thread.is_alive():
+                self._in_background = True
+                self._hand_to_another()
+
     def ask(self, *, ended: bool) -> int:
         """Ask for the upload of everything that exists now; return the number to `wait` for.
 
@@ -137,8 +144,11 @@ class SyncLoop:
         if not self._in_background or not self._thread.is_alive():
             return
         self._in_background = False
+        self._hand_to_another()
+
+    def _hand_to_another(self) -> None:
         self._thread = threading.Thread(
-            target=self._succeed, args=(self._thread,), name=self._what, daemon=True
+            target=self._succeed, args=(self._thread, self._in_background), name=self._what, daemon=True
         )
         self._thread.start()
         self._changed.notify_all()
@@ -148,8 +158,10 @@ class SyncLoop:
             run_in_background()
         self._run()
 
-    def _succeed(self, former: threading.Thread) -> None:
+    def _succeed(self, former: threading.Thread, in_background: bool) -> None:
         former.join()
+        if in_background:
+            run_in_background()
         if not isinstance(self._error, Superseded):
             self._run()
 
@@ -189,7 +201,7 @@ class SyncLoop:
         while True:
             with self._changed:
                 if self._stopped or self._thread is not threading.current_thread():
-                    return  # The next thread continues.
+                    return  # The loop is stopped, or another thread has taken over.
                 asked, ended = self._asked, self._ended
                 died_ns = None if ended else self._died_ns
             delay = self._interval

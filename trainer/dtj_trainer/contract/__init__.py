@@ -17,9 +17,10 @@ from dtj_trainer.contract.history import ENV_END as ENV_END
 from dtj_trainer.contract.history import ENV_HISTORY as ENV_HISTORY
 from dtj_trainer.contract.history import RUN_FILE as RUN_FILE
 from dtj_trainer.contract.history import History as History
-from dtj_trainer.contract.peers import Peers as Peers
 from dtj_trainer.contract.pod_info import Part as Part
+from dtj_trainer.contract.pod_info import Peers as Peers
 from dtj_trainer.contract.pod_info import PodInfo as PodInfo
+from dtj_trainer.contract.pod_info import Rounds as Rounds
 from dtj_trainer.contract.report import EXPORT_ERROR_LENGTH as EXPORT_ERROR_LENGTH
 from dtj_trainer.contract.report import Artifacts as Artifacts
 from dtj_trainer.contract.report import Bottleneck as Bottleneck
@@ -29,6 +30,7 @@ from dtj_trainer.contract.report import PodCheckpoint as PodCheckpoint
 from dtj_trainer.contract.report import Progress as Progress
 from dtj_trainer.contract.report import Report as Report
 from dtj_trainer.contract.report import RestoredRef as RestoredRef
+from dtj_trainer.contract.report import RoundRestarts as RoundRestarts
 from dtj_trainer.contract.report import Source as Source
 from dtj_trainer.contract.report import Termination as Termination
 from dtj_trainer.contract.report import Utilisation as Utilisation
@@ -43,14 +45,16 @@ ENV_ATTEMPT = "DTJ_ATTEMPT"
 ENV_ROLE = "DTJ_ROLE"
 ENV_INDEX = "DTJ_INDEX"
 ENV_POD = "DTJ_POD"
-"""What the pod is in its job: a PodInfo as JSON."""
+"""The pod's role, index and duties in its job: a PodInfo as JSON."""
 ENV_STRATEGY = "DTJ_STRATEGY"
 ENV_WORLD_SIZE = "DTJ_WORLD_SIZE"
 """The requested number of ranks. A job that would run on fewer ranks is refused at its start."""
 ENV_SLOTS_PER_WORKER = "DTJ_SLOTS_PER_WORKER"
 ENV_START_BARRIER = "DTJ_START_BARRIER"
 """`host:port` of the pod with rank 0, where the pods of a TorchDistributed job wait until all of them are ready to
-start their ranks; unset: a pod starts its ranks at once."""
+start their ranks; unset: a pod starts its ranks at once. In a Horovod job that restarts in place: of the launcher."""
+ENV_ROUND = "DTJ_ROUND"
+"""The number of restarts in place before the start of this rank."""
 ENV_GPUS = "DTJ_GPUS"
 """The number of requested accelerators; unset: none. A pod that has none of them does not start its program."""
 ENV_GPU_RESOURCE = "DTJ_GPU_RESOURCE"
@@ -91,12 +95,14 @@ ENV_TRACKING_START_SECONDS = "DTJ_TRACKING_START_SECONDS"
 ENV_TRACKING_END_SECONDS = "DTJ_TRACKING_END_SECONDS"
 """Seconds that a pod waits at its end for a tracking server to take the last metrics; 20 by default."""
 ENV_RESUME = "DTJ_RESUME"
-"""`Auto`, `Never`, or the `s3://` prefix of another job's checkpoints. With ENV_RESUME_SINCE: of one of the job's."""
+"""`Auto`, `Never`, or the `s3://` prefix of another job's checkpoints. With ENV_RESUME_SINCE: the URI of one of the
+job's own checkpoints."""
 ENV_RESUME_SINCE = "DTJ_RESUME_SINCE"
-"""The attempt that the user resumed from the job's own checkpoint in ENV_RESUME. No restore takes a checkpoint of an
-attempt before it but this one."""
+"""The first attempt after the user went back to the job's own checkpoint in ENV_RESUME. A restore ignores all other
+checkpoints of the attempts before."""
 ENV_RESUME_SKIP = "DTJ_RESUME_SKIP"
-"""The folders of checkpoints, separated by spaces, from which attempts could not go on: a restore takes others."""
+"""Folders of checkpoints, separated by spaces, from which earlier attempts could not resume. A restore takes other
+checkpoints where it can."""
 ENV_READ_OUTPUT = "DTJ_READ_OUTPUT"
 """`true`, the default: steps and measures are read from the output of a program that shows them nowhere else, and a
 stall of such steps restarts nothing. `trusted`: such a stall counts as any other. `false`: the output is not read."""
@@ -151,8 +157,8 @@ default, 0: no limit."""
 ENV_SSH_PORT = "DTJ_SSH_PORT"
 """The port of the workers' sshd, if not SSH_PORT (tests on one machine)."""
 ENV_SSH_AFTER_RESTORE = "DTJ_SSH_AFTER_RESTORE"
-"""Set for workers whose ranks the launcher's own command starts. Such ranks do not wait for the restore: sshd
-does."""
+"""Set for workers whose ranks the launcher's own command starts. dtj-launch can't make such ranks wait for the
+restore: sshd starts after the restore instead."""
 ENV_MPI_ARGS = "DTJ_MPI_ARGS"
 """Additional arguments for mpirun, in shell words."""
 ENV_MPIRUN = "DTJ_MPIRUN"
@@ -163,7 +169,8 @@ the role that runs ranks, is this prefix followed by n."""
 ENV_ROOT_VARIABLES = "DTJ_ROOT_VARIABLES"
 """If the workspace is not at ROOT: names, separated by spaces, of the job's own variables that contain ROOT."""
 ENV_RANKS_BY = "DTJ_RANKS_BY"
-"""What starts and connects the ranks of such a job: `mpi` or `gloo`; the default is `mpi` if mpirun is installed."""
+"""What starts and connects the ranks of a job with DTJ_LOCAL_WORKERS: `mpi` or `gloo`; the default is `mpi` if mpirun
+is installed."""
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK", "RANK")
 """The variables with a rank's number: Open MPI, PMIx, PMI (MPICH), Horovod with gloo, torchrun."""
@@ -171,6 +178,9 @@ RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK
 PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE")
 """The variables that dtj-launch sets for each rank of a TorchDistributed pod. `$(NAME)` in the words of the program
 becomes the value of the rank: the operator's plan keeps the kubelet from expanding it."""
+
+PER_ROUND_VARIABLES = ("MASTER_PORT", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT", "TORCHELASTIC_RESTART_COUNT")
+"""The same for the variables that dtj-launch sets for each round of a job whose ranks are restarted in place."""
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
@@ -262,7 +272,7 @@ EVALUATOR_METRICS_FILE = "metrics-evaluator.jsonl"
 UTILISATION = "utilisation"
 """What the programs of the pod use: `<role>-<index>.jsonl`, and event files."""
 RUN = "run"
-"""In memory, and never uploaded."""
+"""A folder in memory for files of the running pod. Never uploaded."""
 FOLDERS = (CHECKPOINTS, TENSORBOARD, MODEL, DATA, LOGS, RUN)
 """The folders that `dtj-launch` makes."""
 ENVIRONMENT_FILE = "run/environment"
@@ -278,7 +288,7 @@ exception of a rank into the file."""
 TRACKING_FILE = "tracking.json"
 """The job's run at a tracking server, and what was sent there. Also the name in the bucket."""
 TRACKED_RUN_FILE = "run/tracked-run.json"
-"""The run, for the variables of rank 0."""
+"""The run at the tracking server. dtj-launch sets variables of rank 0 from this file."""
 
 # In the bucket, below ENV_ARTIFACTS_URI: checkpoints/<step>[-<claim>]/{…,manifest.json}, tensorboard/, model/,
 # logs/attempt-<attempt>/{launcher-0,rank-<rank>,<role>-<index>}.log, metrics.jsonl, metrics-evaluator.jsonl,
@@ -290,7 +300,7 @@ MANIFEST_FILE = "manifest.json"
 MODEL_DESCRIPTION_FILE = "model.json"
 """In MODEL: what a server needs to know of the model."""
 MODEL_ONNX_FILE = "model.onnx"
-"""In MODEL: what `dtj export` makes, by hand or at the end of a training."""
+"""In MODEL: the model in ONNX form, from the command `dtj export` or from an export at the end of the training."""
 CLAIM_FILE = "attempt.json"
 """The attempt that may write (`dtj_trainer.artifacts.fence`). Only conditional writes replace the object."""
 EVALUATOR_CLAIM_FILE = "attempt-evaluator.json"

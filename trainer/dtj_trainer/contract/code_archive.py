@@ -20,11 +20,12 @@ from typing import BinaryIO
 
 DIGEST = r"^sha256:[0-9a-f]{64}$"
 CONFIG_MAP_BYTES = 512 * 1024
-"""Packed, in a ConfigMap. The API server accepts 1 MiB, base64 included."""
+"""The most bytes of an archive in a ConfigMap. The API server accepts objects of 1 MiB, and base64 takes a third
+more."""
 PACKED_BYTES = 256 * 1024**2
 UNPACKED_BYTES = 1024**3
 MOST_ENTRIES = 50_000
-"""Files and folders."""
+"""The most files and folders in an archive."""
 _NAME_BYTES = 4096
 _BLOCK = tarfile.BLOCKSIZE
 _CHUNK = 1024**2
@@ -104,7 +105,7 @@ def unpack(archive: Path, digest: str, folder: Path) -> None:
         shutil.rmtree(new, ignore_errors=True)
         raise
     for where, _, _ in os.walk(new):
-        Path(where).chmod(0o755)  # whatever the umask is
+        Path(where).chmod(0o755)  # the umask may have removed permissions
     if folder.exists():
         shutil.rmtree(folder)
     new.rename(folder)
@@ -193,7 +194,7 @@ def _headers(stream: BinaryIO) -> Iterator[tarfile.TarInfo]:
                 f"{shown(info.name)} is {kind}: only files and folders are allowed (tar --format=gnu)"
             )
         if info.size < 0 or (info.isdir() and info.size):
-            raise CodeError(f"{shown(info.name)} has the size {info.size:,}")
+            raise CodeError(f"{shown(info.name)} has the impossible size {info.size:,}")
         yield info
 
 
@@ -237,7 +238,7 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Return the folders and the file in a name; nothing for the folder that the archive is of.
+    """Return the folders and the file in a name; nothing for the archive's own folder.
 
     Raises CodeError for a name that leaves this folder.
     """
@@ -245,13 +246,13 @@ def _parts(name: str) -> tuple[str, ...]:
         raise CodeError(f"{shown(name)} is an absolute name")
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if ".." in parts:
-        raise CodeError(f"{shown(name)} leaves the folder")
+        raise CodeError(f"{shown(name)} leads out of the folder")
     try:
         too_long = len(name.encode()) > _NAME_BYTES or any(len(part.encode()) > 255 for part in parts)
     except UnicodeEncodeError:
         raise CodeError(f"the name {shown(name)} is not UTF-8") from None
     if too_long or "\0" in name:
-        raise CodeError(f"{shown(name)} is no name of a file")
+        raise CodeError(f"{shown(name)} is not a valid file name")
     return parts
 
 

@@ -33,7 +33,7 @@ def install_line(*extras: str) -> str:
     try:
         distribution = metadata.distribution(NAME)
     except metadata.PackageNotFoundError:
-        return _pip(f".{wanted}")  # Sources on the path of Python: the command is for their folder.
+        return _pip(f".{wanted}")  # dtj runs from its sources: the command installs from their folder.
     direct_url = distribution.read_text("direct_url.json")
     if direct_url is None:
         return _pip(f"{NAME}{wanted}=={distribution.version}")

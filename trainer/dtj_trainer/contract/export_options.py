@@ -22,14 +22,23 @@ OPTIONS = (
         str,
         None,
         "",
-        "Order of the axes of a picture; by default by its channels.",
+        "Order of the axes of a picture; found by the number of channels by default.",
         choices=LAYOUTS,
     ),
-    Option("range", str, None, "LOW,HIGH", "Of the pixels that the model takes, as 0,1; known for uint8."),
-    Option("mean", str, None, "M,…", "Of each channel, on the scale of --range, to subtract."),
-    Option("deviation", str, None, "D,…", "Of each channel, on the scale of --range, to divide by."),
+    Option(
+        "range", str, None, "LOW,HIGH", "Range of the pixels that the model takes, as 0,1; known for uint8."
+    ),
+    Option("mean", str, None, "M,…", "Mean of each channel, to subtract, on the scale of --range."),
+    Option(
+        "deviation", str, None, "D,…", "Deviation of each channel, to divide by, on the scale of --range."
+    ),
     Option("invert", bool, None, "", "The model was trained on inverted pictures."),
     Option(
-        "output", str, None, "", "What the model answers; by default as its outputs look.", choices=MEANINGS
+        "output",
+        str,
+        None,
+        "",
+        "What the model's outputs mean; by default as their values look.",
+        choices=MEANINGS,
     ),
 )

@@ -25,13 +25,13 @@ ENV_HISTORY = "DTJ_HISTORY"
 ENV_END = "DTJ_END"
 """The content of END_FILE that the record pod writes."""
 RECORD_POD = "record"
-"""`by` of an END_FILE that a record pod wrote."""
+"""The value of `by` in an END_FILE that a record pod wrote."""
 
 NOTHING_KEPT = "the program left neither a checkpoint nor a model below /dtj"
-"""What the condition Succeeded of a job says whose bucket has neither."""
+"""The message of the condition Succeeded of a job whose bucket has neither a checkpoint nor a model."""
 
 _LATEST = 9_999_999_999
-# No Kubernetes name contains an underscore.
+# Underscores separate the parts of a key: no Kubernetes name contains an underscore.
 _KEY = re.compile(
     rf"{INDEX}/(?P<inverted>[0-9]{{10}})_(?P<namespace>[^_/]+)_(?P<name>[^_/]+)_(?P<uid>[^_/]+)"
 )
@@ -136,7 +136,7 @@ class EndRecord(TypedDict):
     """The pod that wrote the file: `<role>-<index>`, or RECORD_POD."""
     strategy: str
     world: int
-    """As in RUN_FILE, so that a list of jobs takes one request a job."""
+    """The same number as in RUN_FILE, so that a list of jobs needs one request for each job."""
     workers: NotRequired[int]
     """The number of workers; absent for a job that has none."""
     pods: list[RecordedPod]
@@ -158,7 +158,7 @@ class History:
     strategy: str
     world: int
     restarts: Mapping[str, int] = field(default_factory=dict)
-    """`status.restarts` at the begin of the attempt."""
+    """`status.restarts` when the attempt began."""
     workers: int | None = None
     """The number of workers; None for a job without workers."""
     gpus: int | None = None
@@ -166,7 +166,7 @@ class History:
     deciders: str | None = None
     """The pods whose success is the job's success, in words; None: the pod that records it."""
     start: str | None = None
-    """`status.startTime` at the begin of the attempt; None for the first attempt."""
+    """`status.startTime` when the attempt began; None for the first attempt."""
     code: CodeRecord | None = None
     """The archive of `spec.code`; None for a job whose program is in the image."""
 
@@ -303,7 +303,7 @@ def success_record(
     """Return the END_FILE of a job that has just succeeded, by what its deciding pod knows.
 
     by: `<role>-<index>` of the pod. begun: when the first attempt began; the start in `history` takes precedence.
-    time: RFC 3339. report: the pod's last progress and artifacts.
+    time: RFC 3339. report: the pod's last progress, artifacts and restarts in place.
     """
     ended, pod = _in_seconds(time), f"{history.name}-{by}"
     message = f"{history.deciders or pod} ended with exit code 0"
@@ -327,7 +327,7 @@ def success_record(
             condition("Recorded", "EndRecorded", f"{pod} wrote {END_FILE}"),
         ],
         "attempt": attempt,
-        "restarts": dict(history.restarts),
+        "restarts": _with_in_place(history.restarts, report.get("restarts")),
         "completionTime": ended,
     }
     if history.gpus is not None:
@@ -338,8 +338,21 @@ def success_record(
     return end_record(history, by, time, [], status)
 
 
+def _with_in_place(before: Mapping[str, int], in_place: Any) -> dict[str, int]:
+    """Return `status.restarts` with those in place of the present attempt, which the operator may not have counted.
+
+    before: `status.restarts` at the begin of the attempt. in_place: the RoundRestarts of a report; None: none.
+    """
+    count = in_place.get("count") if isinstance(in_place, Mapping) else None
+    if type(count) is not int or count <= 0:
+        return dict(before)
+    return {**before, **{name: before.get(name, 0) + count for name in ("application", "inPlace")}}
+
+
 def _in_seconds(time: str) -> str:
-    """Return a time as the API has it, in whole seconds; another text as it is."""
+    """Return a time in whole seconds, as the Kubernetes API writes it. A text that is no time is returned as it
+    is.
+    """
     try:
         return datetime.fromisoformat(time).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except ValueError:

@@ -12,7 +12,7 @@ FILE = "dtj-packages.json"
 
 @dataclass(frozen=True)
 class PackageSet:
-    """What the wheels were chosen for."""
+    """The Python version and the packages of the image for which the wheels of an archive were chosen."""
 
     python: str
     """The version of Python without its last part, such as `3.11`."""

@@ -4,10 +4,91 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-from dtj_trainer.contract.peers import Peers
+# The pods of a job that restore the same checkpoint, in a form whose size does not grow with their number.
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The pods of some roles, numbered from 0 in the order of the roles and of the pods' indexes."""
+
+    POD: ClassVar = "{}"
+    """Stands for `<role>-<index>` in `host`."""
+
+    host: str
+    """The host name of each of the pods, with POD in it."""
+    pods: Mapping[str, int]
+    """The number of pods by role."""
+
+    @property
+    def count(self) -> int:
+        """The number of pods."""
+        return sum(self.pods.values())
+
+    def number_of(self, role: str, index: int) -> int | None:
+        """Return the number of a pod; None if it is not one of the pods."""
+        before = 0
+        for name, count in self.pods.items():
+            if name == role:
+                return before + index if index < count else None
+            before += count
+        return None
+
+    def host_of(self, number: int) -> str:
+        """Return the host name of the pod with this number, which must be below `count`."""
+        left = number
+        for role, count in self.pods.items():
+            if left < count:
+                return self.host.replace(self.POD, f"{role}-{left}")
+            left -= count
+        raise IndexError(number)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the form in the JSON of a PodInfo."""
+        return {"host": self.host, "pods": dict(self.pods)}
+
+    @classmethod
+    def from_dict(cls, content: object) -> Peers:
+        """Read the form in the JSON of a PodInfo. Raises ValueError, which names the invalid field."""
+        if not isinstance(content, dict):
+            raise ValueError(f"peers must be an object, not {json.dumps(content)}")
+        host, pods = content.get("host"), content.get("pods")
+        if not isinstance(host, str) or cls.POD not in host:
+            raise ValueError(
+                f"peers.host must be a host name with {cls.POD} for the pod, not {json.dumps(host)}"
+            )
+        if not isinstance(pods, dict) or any(type(count) is not int or count < 0 for count in pods.values()):
+            raise ValueError(f"peers.pods must be a number of pods by role, not {json.dumps(pods)}")
+        return cls(host, pods)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The pod may restart its ranks in place. `before`: the program's restarts of both kinds when the pods were made.
+    `limit`: the job's backoffLimit at that time.
+    """
+
+    before: int
+    limit: int
+    spare: bool = True
+    """Whether a waiting interpreter is kept for each rank (`warmSpare: Auto`)."""
+
+    @classmethod
+    def from_dict(cls, content: object) -> Rounds:
+        """Read the form in the JSON of a PodInfo. Raises ValueError, which names the invalid field."""
+        if not isinstance(content, dict):
+            raise ValueError(f"rounds must be an object, not {json.dumps(content)}")
+        try:
+            return cls(
+                before=_field(content, "before", int),
+                limit=_field(content, "limit", int),
+                spare=_field(content, "spare", bool, True),
+            )
+        except ValueError as error:
+            raise ValueError(f"rounds.{error}") from None
+
 
 Part = Literal["primary", "evaluator", "other"]
 """A pod's part in the uploads. `primary`: checkpoints, model, TensorBoard and metrics. `evaluator`: TensorBoard and
@@ -31,6 +112,8 @@ class PodInfo:
     """Whether the pod's program reads the data of ENV_DATA_URI."""
     peers: Peers | None = None
     """The pods that restore the same checkpoint, this one included; None: this pod alone."""
+    rounds: Rounds | None = None
+    """None: every failure ends the pod (`restartStrategy: Recreate`)."""
 
     @property
     def name(self) -> str:
@@ -58,6 +141,7 @@ class PodInfo:
                 "restores": self.restores,
                 "readsData": self.reads_data,
                 **({"peers": self.peers.to_dict()} if self.peers else {}),
+                **({"rounds": asdict(self.rounds)} if self.rounds else {}),
             }
         )
 
@@ -80,6 +164,7 @@ class PodInfo:
             restores=_field(content, "restores", bool, False),
             reads_data=_field(content, "readsData", bool, False),
             peers=None if content.get("peers") is None else Peers.from_dict(content["peers"]),
+            rounds=None if content.get("rounds") is None else Rounds.from_dict(content["rounds"]),
         )
 
 

@@ -30,12 +30,12 @@ class Progress(TypedDict, total=False):
     percent: float
     examplesPerSecond: float
     stepsPerSecond: float
-    """Where the number of examples is not known."""
+    """Reported where the number of examples in a step is not known."""
     loss: float
     accuracy: float
     etaSeconds: float
     appliedTwice: int
-    """Batches that asynchronous parameter servers applied again after a loss, in all attempts."""
+    """Batches that asynchronous parameter servers applied again after a worker was lost, in all attempts."""
     bottleneck: Bottleneck
     """Absent: no bottleneck is known."""
     exporting: bool
@@ -43,7 +43,7 @@ class Progress(TypedDict, total=False):
     exportError: str
     """Why the final model was not exported, in at most EXPORT_ERROR_LENGTH characters."""
     source: Source
-    """Absent: the program reports it."""
+    """Where the figures come from. Absent: the program reports them itself."""
     updatedTime: str
 
 
@@ -102,9 +102,18 @@ class PodCheckpoint(TypedDict, total=False):
     number: int
     step: int
     time: str
-    """When the content was as it is, RFC 3339 in UTC."""
+    """When the folder had this content, RFC 3339 in UTC."""
     uploaded: bool
-    """Whether the bucket has it."""
+    """Whether the bucket has this checkpoint."""
+
+
+class RoundRestarts(TypedDict, total=False):
+    """The restarts in place since the pods were made."""
+
+    count: int
+    """The number of restarts. It only rises, so that a report that the operator reads twice counts once."""
+    failure: Termination
+    """The cause of the last restart, without log lines, progress, artifacts and phases."""
 
 
 class Report(TypedDict, total=False):
@@ -113,13 +122,15 @@ class Report(TypedDict, total=False):
     progress: Progress
     artifacts: Artifacts
     checkpoint: PodCheckpoint
-    """Absent before the first one, and in a Termination."""
+    """Absent before the first complete checkpoint, and in a Termination."""
     phases: Phases
     utilisation: Utilisation
     """Absent where no program runs, and in a Termination."""
+    restarts: RoundRestarts
+    """Absent before the first restart in place."""
 
 
-# `class` is a keyword, hence the functional syntax.
+# `class` is a keyword of Python, so that only the functional syntax can name this field.
 Termination = TypedDict(
     "Termination",
     {
@@ -136,6 +147,7 @@ Termination = TypedDict(
         "artifacts": Artifacts,
         "phases": Phases,
         "recorded": bool,
+        "restarts": RoundRestarts,
     },
     total=False,
 )

@@ -23,11 +23,11 @@ _LOST = re.compile(
             r"Error reported from /job:|[Cc]oordination service.*(unavailable|failed|[Cc]onnect)",
             # gRPC between tasks, with the task's name.
             r"from remote target /job:\w+",
-            # gRPC's own words.
+            # Messages of gRPC itself.
             r"failed to connect to all addresses|recvmsg:|sendmsg:|keepalive watchdog timeout",
             r"Socket closed|Connection reset by peer|Connection refused|Connection timed out|No route to host",
             r"GOAWAY received|Broken pipe",
-            # A task that has restarted does not know the sessions of before.
+            # A task that has restarted does not know the sessions from before its restart.
             r"[Ss]ession handle is not found|Graph handle is not found|worker process (has )?restart",
             # Collectives by NCCL.
             r"remote process exited or there was a network error",
@@ -43,7 +43,8 @@ def lost_connection(lines: Sequence[str]) -> str | None:
     """Return the last exception in the output if it says that another task went away; None for any other output."""
     at = next((at for at in reversed(range(len(lines))) if _EXCEPTION.match(lines[at])), None)
     if at is None:
-        # A kubelet keeps 2048 bytes of a log, and the exception's name precedes a stack of the graph.
+        # The log may lack the line with the exception's name: a kubelet keeps the last 2048 bytes, and a long stack
+        # of the graph follows that line.
         return next((line.strip()[:_LONGEST_TEXT] for line in lines if _COLLECTIVE in line), None)
     raised = _RAISED.match(lines[at])
     if raised is None:

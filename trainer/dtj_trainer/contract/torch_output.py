@@ -42,7 +42,7 @@ class Raised(NamedTuple):
 
     rank: int | None
     text: str
-    """The first line and those that may belong to it."""
+    """The first line of the exception, and the lines after it that may belong to it."""
 
     @property
     def first_line(self) -> str:

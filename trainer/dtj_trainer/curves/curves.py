@@ -21,7 +21,7 @@ from dtj_trainer import contract, progress
 from dtj_trainer.clock import now_text, text_of
 from dtj_trainer.curves.event_scalars import EventFile, Scalar
 from dtj_trainer.curves.output import OutputReader
-from dtj_trainer.curves.reading import Reading, loss_of, rows_of
+from dtj_trainer.curves.reading import TrainingReading, loss_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 2.0
 MOST_ROWS = 8
-"""Rows of training of one look. Of more, some between the first and the last are left out."""
+"""The most rows of kind `train` that one look adds. Of more, some between the first and the last are left out."""
 MOST_OTHER_ROWS = 50
 MOST_OUTPUT_BYTES = 8 * 1024
-"""Bytes of new output that are read at one look, the newest."""
+"""The most bytes of new output that one look reads: the newest ones."""
 MARK_SECONDS, MOST_MARKS = 10.0, 30
 """Seconds between two times whose steps are kept for the rate, and the number of them: the rate of five minutes."""
 SEARCH_SECONDS = 30.0
 MOST_ENTRIES, DEEPEST, MOST_FILES = 2000, 6, 16
-"""Of folders that are searched for event files: entries, levels below them, and event files of an attempt."""
+"""Limits of the search for event files: entries of folders, levels below a folder, and event files of an attempt."""
 
 
-class Source(IntEnum):
+class CurveSource(IntEnum):
     """Where rows come from; a higher one counts more."""
 
     OUTPUT = 1
@@ -58,11 +58,11 @@ class Source(IntEnum):
 _Rows = dict[str, dict[str, float]]
 """Values by kind of row and name."""
 _OF_STEPS = ("step", "totalSteps", "percent", "etaSeconds", "stepsPerSecond")
-_WORDS: dict[Source, contract.Source] = {
-    Source.OUTPUT: "Output",
-    Source.TENSORBOARD: "TensorBoard",
-    Source.REPORT: "Report",
-    Source.PROGRAM: "Program",
+_WORDS: dict[CurveSource, contract.Source] = {
+    CurveSource.OUTPUT: "Output",
+    CurveSource.TENSORBOARD: "TensorBoard",
+    CurveSource.REPORT: "Report",
+    CurveSource.PROGRAM: "Program",
 }
 
 
@@ -77,16 +77,18 @@ class Curves:
         folders: Callable[[], Iterable[Path]],
         attempt: int,
         *,
+        utilisation: Path,
         output: contract.ReadOutput = "true",
     ) -> None:
         """`metrics`: the file that gets the rows. `logs`: where the output may be; the first that is there counts.
 
-        `folders`: where the program may write event files.
+        `folders`: where the program may write event files. `utilisation`: the folder below which dtj writes its own.
         """
         self._metrics = metrics
         self._progress_file = progress_file
         self._log = _Tail(logs)
         self._folders = folders
+        self._utilisation = utilisation
         self._attempt = attempt
         self._read_output = output
         self._output = OutputReader()
@@ -96,7 +98,7 @@ class Curves:
         self._lock = threading.Lock()
         self._rows = _Tail([metrics])
         self._size: int | None = None
-        self._source: Source | None = None
+        self._source: CurveSource | None = None
         self._reported: object = None
         self._told: contract.Progress = {}
         self._lines = 0
@@ -116,6 +118,15 @@ class Curves:
         """Return the progress by TensorBoard or output; empty where neither says anything."""
         return self._told.copy()
 
+    def begin_round(self) -> None:
+        """Forget the progress: another program begins. Its rows follow those of the one before."""
+        with self._lock:
+            self._look()  # What the program before has written is none of the next one's progress.
+            self._told, self._reported = {}, None
+            self._marks.clear()
+            self._output = OutputReader()
+            self._lines = 0
+
     def look(self) -> None:
         """Read what is new, from the highest source down to the one that counts."""
         with self._lock:
@@ -129,21 +140,21 @@ class Curves:
 
     def _look(self) -> None:
         if _size(self._metrics) != (self._size or 0):
-            self._source = Source.PROGRAM  # And so it stays: the program writes its rows itself.
-        if self._source is Source.PROGRAM:
+            self._source = CurveSource.PROGRAM  # The program writes its rows itself, and stays the source.
+        if self._source is CurveSource.PROGRAM:
             with suppress(OSError):
                 self._look_at_rows()
             return
         with suppress(OSError):
             self._look_at_report()
-        if self._counts(Source.TENSORBOARD):
+        if self._counts(CurveSource.TENSORBOARD):
             with suppress(OSError):
                 self._look_at_events()
-        if self._counts(Source.OUTPUT) and self._read_output != "false":
+        if self._counts(CurveSource.OUTPUT) and self._read_output != "false":
             with suppress(OSError):
                 self._look_at_output()
 
-    def _counts(self, source: Source) -> bool:
+    def _counts(self, source: CurveSource) -> bool:
         return self._source is None or source >= self._source
 
     def _look_at_rows(self) -> None:
@@ -153,10 +164,10 @@ class Curves:
                 row = json.loads(line)
                 if row.get("kind", "train") == "train" and row.get("attempt", self._attempt) == self._attempt:
                     values = {name: float(row[name]) for name in ("loss",) if row.get(name) is not None}
-                    reading = Reading(int(row["step"]), None, row.get("epoch"), None, values)
+                    reading = TrainingReading(int(row["step"]), None, row.get("epoch"), None, values)
                     readings.append((reading, rows_of(values)))
         if readings:
-            self._tell(Source.PROGRAM, readings)
+            self._tell(CurveSource.PROGRAM, readings)
 
     def _look_at_report(self) -> None:
         found, own = progress.read_with_values(self._progress_file)
@@ -169,14 +180,15 @@ class Curves:
             if (value := found.get(name)) is not None:
                 values[name] = float(value)  # type: ignore[arg-type]
         self._add(
-            Source.REPORT, [(None, Reading(step, found.get("totalSteps"), found.get("epoch"), None, values))]
+            CurveSource.REPORT,
+            [(None, TrainingReading(step, found.get("totalSteps"), found.get("epoch"), None, values))],
         )
 
     def _look_at_events(self) -> None:
         now = time.monotonic()
         if now - self._searched >= SEARCH_SECONDS:
             self._searched = now
-            for path in _event_files(self._folders(), self._began):
+            for path in _event_files(self._folders(), self._utilisation, self._began):
                 if len(self._events) < MOST_FILES:
                     self._events.setdefault(path, EventFile(path))
         scalars: list[Scalar] = []
@@ -193,20 +205,21 @@ class Curves:
             values = {one.tag: one.value for one in found}
             epoch = values.pop("epoch", None)
             if step >= 0 and values:
-                readings.append((found[-1].wall_time, Reading(step, None, epoch, None, values)))
-        self._add(Source.TENSORBOARD, readings)
+                readings.append((found[-1].wall_time, TrainingReading(step, None, epoch, None, values)))
+        self._add(CurveSource.TENSORBOARD, readings)
 
     def _look_at_output(self) -> None:
         readings = self._output.take(self._log.lines())
         if self._output.contradicted:
-            # It is no stall as long as the program says anything, and must never restart the job.
+            # While the program prints, report progress without a step: contradictory steps must not look like a
+            # stall, which would restart the job.
             if self._output.lines != self._lines or "step" in self._told:
-                self._told = {"source": Source.OUTPUT.word, "updatedTime": now_text()}
+                self._told = {"source": CurveSource.OUTPUT.word, "updatedTime": now_text()}
             self._lines = self._output.lines
             return
-        self._add(Source.OUTPUT, [(None, reading) for reading in readings])
+        self._add(CurveSource.OUTPUT, [(None, reading) for reading in readings])
 
-    def _add(self, source: Source, readings: Sequence[tuple[float | None, Reading]]) -> None:
+    def _add(self, source: CurveSource, readings: Sequence[tuple[float | None, TrainingReading]]) -> None:
         """Add the rows of readings, and take the progress from the last. Times are in seconds since 1970."""
         if not readings:
             return
@@ -215,22 +228,28 @@ class Curves:
         other: list[str] = []
         measured = [(at, reading, rows_of(reading.values)) for at, reading in readings]
         for at, reading, found in measured:
-            # A bar without measures has a rate.
+            # A progress bar without measures still shows a rate: it gets a row without values.
             for kind, values in (found or ({"train": {}} if reading.step is not None else {})).items():
                 row = self._row(source, kind, at, reading, values)
                 (training if kind == "train" else other).append(row)
         self._append([*_some(training, MOST_ROWS), *other[-MOST_OTHER_ROWS:]])
-        if source is not Source.REPORT:  # The progress file is read as it is.
+        # The status gets what the program reports from the progress file.
+        if source is not CurveSource.REPORT:
             self._tell(source, [(reading, found) for _, reading, found in measured])
 
     def _row(
-        self, source: Source, kind: str, at: float | None, reading: Reading, values: dict[str, float]
+        self,
+        source: CurveSource,
+        kind: str,
+        at: float | None,
+        reading: TrainingReading,
+        values: dict[str, float],
     ) -> str:
         row: dict[str, object] = {"kind": kind, "time": now_text() if at is None else text_of(at)}
         row["attempt"] = self._attempt
         if reading.step is not None:
             row["step"] = reading.step
-        elif reading.examples is not None:  # Each row needs a step: any count that there is.
+        elif reading.examples is not None:  # A row needs a step: take any count that there is.
             row |= {"step": reading.examples, "unit": "examples"}
         else:
             row |= {"step": int(reading.epoch or 0), "unit": "epochs"}
@@ -251,8 +270,8 @@ class Curves:
         except OSError:  # A full disk must not stop the curves that the status shows.
             self._size = _size(self._metrics)
 
-    def _tell(self, source: Source, measured: Sequence[tuple[Reading, _Rows]]) -> None:
-        """Take the progress from the newest readings, with their rows."""
+    def _tell(self, source: CurveSource, measured: Sequence[tuple[TrainingReading, _Rows]]) -> None:
+        """Set the progress that the status shows from the newest readings and their rows."""
         told = self._told.copy()
         before = (told.get("step"), told.get("epoch"), told.get("loss"))
         readings = [reading for reading, _ in measured]
@@ -280,7 +299,7 @@ class Curves:
                     told["accuracy"] = accuracy
         if (told.get("step"), told.get("epoch"), told.get("loss")) != before:
             told["updatedTime"] = now_text()
-        trusted = source is Source.OUTPUT and self._read_output == "trusted"
+        trusted = source is CurveSource.OUTPUT and self._read_output == "trusted"
         told["source"] = "TrustedOutput" if trusted else source.word
         self._told = told
 
@@ -326,8 +345,11 @@ class _Tail:
         return [line.decode(errors="replace") for line in whole[1 if skipped else 0 :]]
 
 
-def _event_files(folders: Iterable[Path], since: float) -> Iterable[Path]:
-    """Yield the event files below some folders that were written since a time, of MOST_ENTRIES entries at most."""
+def _event_files(folders: Iterable[Path], foreign: Path, since: float) -> Iterable[Path]:
+    """Yield the event files below some folders that were written since a time, of MOST_ENTRIES entries at most.
+
+    The folder `foreign` is passed over.
+    """
     seen = 0
     waiting = deque((folder, 0) for folder in dict.fromkeys(folders))
     while waiting:
@@ -339,7 +361,7 @@ def _event_files(folders: Iterable[Path], since: float) -> Iterable[Path]:
                     return
                 with suppress(OSError):
                     if entry.is_dir(follow_symlinks=False):
-                        if depth < DEEPEST and entry.name[0] != ".":
+                        if depth < DEEPEST and entry.name[0] != "." and Path(entry.path) != foreign:
                             waiting.append((Path(entry.path), depth + 1))
                     elif ".tfevents." in entry.name and entry.is_file() and entry.stat().st_mtime >= since:
                         yield Path(entry.path)

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LONGEST_RECORD = 1 << 20
-"""Bytes of a record that may have scalars. Pictures, graphs and histograms have more, and are passed over."""
+"""The most bytes of a record that may have scalars. Records of pictures, graphs and histograms are longer, and passed
+over."""
 MOST_AT_ONCE = 4 << 20
-"""Bytes of a file that are read at one look."""
+"""The most bytes of a file that one look reads."""
 _HEADER, _CHECKSUM = 12, 4
 _LARGEST = 1 << 40
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
@@ -48,7 +49,7 @@ class EventFile:
         if self._broken:
             return []
         found: list[Scalar] = []
-        # A pipe of this name would never open.
+        # Do not block: the opening of a pipe of this name would wait for a writer.
         with os.fdopen(os.open(self._path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             file.seek(self._offset)
             content = file.read(MOST_AT_ONCE)

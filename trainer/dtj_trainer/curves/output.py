@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dtj_trainer.curves.output_lines import Said, said
-from dtj_trainer.curves.reading import Reading
+from dtj_trainer.curves.reading import TrainingReading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,18 +35,19 @@ HUGGING_FACE = ("dictionary", "own")
 class _Form:
     """The lines of one form so far."""
 
-    def __init__(self, first: Said, held: Reading | None, line: int) -> None:
+    def __init__(self, first: Said, held: TrainingReading | None, line: int) -> None:
         self.began = self.seen = line
-        """The numbers of the first line and of the last."""
+        """The places in the output of the form's first line and of its last."""
         self.begin = first
         self.first: Said | None = first
         self.held = held
-        """What the first line says, where the steps come from another form; told with the second line."""
+        """The reading of the first line where the steps come from another form. It counts once a second line confirms
+        it."""
         self.last = first
         self.base = 0
-        """Steps of the bars, or epochs, that have ended."""
+        """How many steps the bars, or epochs, had that have ended."""
         self.before = 0
-        """Steps of the trainings that have ended, where lines name their epoch."""
+        """How many steps the trainings had that have ended, where lines name their epoch."""
         self.ends = 0
         """How often the last step of a bar was seen."""
         self.measures = bool(first.values)
@@ -72,13 +73,13 @@ class OutputReader:
         self._withdrawn = False
         """Whether the steps so far were of other work, and no reading has said so yet."""
         self._other_bars = False
-        self._told = Reading()
+        self._told = TrainingReading()
         self.contradicted = False
-        """Whether the output has contradicted itself: no step of it is true."""
+        """Whether the output has contradicted itself, so that its steps can't be trusted."""
         self.lines = 0
         """Lines so far that say anything."""
 
-    def take(self, lines: Iterable[str]) -> list[Reading]:
+    def take(self, lines: Iterable[str]) -> list[TrainingReading]:
         """Return what these lines say, in their order."""
         readings = []
         for line in lines:
@@ -87,7 +88,7 @@ class OutputReader:
                 readings += self._believed(found)
         return readings
 
-    def _believed(self, found: Said) -> list[Reading]:
+    def _believed(self, found: Said) -> list[TrainingReading]:
         self.lines += 1
         if found.form == ("keras epoch",):
             self._begin_epoch(found)
@@ -98,7 +99,7 @@ class OutputReader:
             return []
         if found.form == ("keras",) and not self._is_of_training(found):
             return []
-        if found.form == ("keras",):  # The line before has the epoch.
+        if found.form == ("keras",):  # Keras prints the epoch in the line before.
             found = replace(found, epoch=self._epoch, epochs=self._epochs, from_1=True)
         if found.form[0] == "measures" and self._epoch is None:
             return []
@@ -111,7 +112,8 @@ class OutputReader:
                 del self._forms[oldest]
             if found.form[:2] != HUGGING_FACE or self._stepping is None:
                 return []
-            # Beside a bar of steps, nothing else looks like this line, and each evaluation has one.
+            # Take this form from its first line on: beside a bar of steps, no other output looks like it, and each
+            # evaluation has one.
             known.first = None
         self._forms.move_to_end(found.form)
         known.ends += found.step is not None and found.step == found.of
@@ -139,7 +141,7 @@ class OutputReader:
         self._keras = 0
 
     def _is_of_training(self, found: Said) -> bool:
-        """Return whether a bar of Keras is that of `fit`: its first one, in an epoch, is."""
+        """Return whether a bar of Keras is of the training and not of an evaluation: the first bar of an epoch is."""
         assert found.of is not None
         if not self._keras:
             self._keras = found.of
@@ -151,7 +153,7 @@ class OutputReader:
     def _takes_over(self, form: _Form, found: Said) -> bool:
         """Return whether the steps so far were of other work, which had ended before this form's first line."""
         leader = self._forms.get(self._stepping) if self._stepping else None
-        if leader is None or leader is form or self._hugging_face or form.began < leader.seen:
+        if leader is None or leader is form or self._has_lines_of_hugging_face or form.began < leader.seen:
             return False
         last = leader.last
         if (
@@ -170,10 +172,10 @@ class OutputReader:
         return form.ends > 1 or elapsed >= max(LONGER, 2 * before)
 
     @property
-    def _hugging_face(self) -> bool:
+    def _has_lines_of_hugging_face(self) -> bool:
         return any(name[:2] == HUGGING_FACE for name in self._forms)
 
-    def _reading(self, form: _Form, found: Said, before: Said) -> list[Reading]:
+    def _reading(self, form: _Form, found: Said, before: Said) -> list[TrainingReading]:
         """Return the reading of a line; none where the line says nothing new or contradicts the form."""
         epoch = self._counted(found)
         self._epoch = self._epoch if epoch is None else epoch
@@ -191,12 +193,12 @@ class OutputReader:
         self._told, self._withdrawn = reading, False
         return [reading]
 
-    def _now(self, found: Said) -> Reading:
+    def _now(self, found: Said) -> TrainingReading:
         epoch = self._counted(found)
         # A line of another form may name its own step, such as that of a validation.
         own = found.form[0] == "pairs" and found.form != self._stepping and not found.per_epoch
         step = found.step if own and found.step is not None else self._step
-        return Reading(
+        return TrainingReading(
             step,
             self._total,
             self._epoch if epoch is None else epoch,
@@ -217,7 +219,7 @@ class OutputReader:
         return found.form == self._stepping
 
     def _counted(self, found: Said) -> float | None:
-        """Return the epoch, counted from 1: a program whose first epoch is 0 counts from 0."""
+        """Return the epoch of a line, counted from 1, also of a program that counts from 0."""
         epoch = found.epoch
         if epoch is None or found.from_1:
             return epoch
@@ -277,4 +279,4 @@ class OutputReader:
         if found.is_bar and self._epochs:
             return found.of * self._epochs
         # The bar of Hugging Face's Trainer is of all steps, beside bars of its evaluations.
-        return None if form.base or (self._other_bars and not self._hugging_face) else found.of
+        return None if form.base or (self._other_bars and not self._has_lines_of_hugging_face) else found.of

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LONGEST_LINE = 2000
-"""Characters of a line that is looked at. Tables and dumps have longer ones."""
+"""The most characters of a line that is read. Tables and dumps have longer lines."""
 _MAYBE = re.compile(r"%\||\d/\d|step|epoch|iter|loss|acc|\dit \[|\b(?:it|ep|batch|update)", re.IGNORECASE)
-"""What each of the forms has: most lines of a chatty program have nothing of it."""
+"""A quick check: every known form matches it, and most lines of a chatty program do not."""
 LARGEST = 1 << 53
-"""Steps that are counted. A larger number is none."""
+"""The largest number that counts as a step."""
 _MARKS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f]")
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
-# tqdm.std.tqdm.format_meter; also Lightning's TQDMProgressBar, and Hugging Face's Trainer for its steps.
+# Bars of tqdm (tqdm.std.tqdm.format_meter), of Lightning's TQDMProgressBar, and of Hugging Face's Trainer.
 _BAR = re.compile(
     r"^(?P<desc>[^|]{0,120}?):?\s*\d{1,3}%\|[^|]*\|\s*(?P<n>\d+)/(?P<m>\d+)\s*"
     r"\[(?P<elapsed>[\d:]+)<[^,\]]*,\s*(?:\?|[\d.]+)\s*(?P<unit>[^,\]]+?)(?:,\s*(?P<rest>[^\]]*))?\]"
 )
-# The same, where tqdm is not told how many there are.
+# Bars of tqdm that has no total.
 _OPEN_BAR = re.compile(
     r"^(?P<desc>[^|]{0,120}?):?\s*\b(?P<n>\d+)(?:it|ba|batch(?:es)?|steps?) "
     r"\[(?P<elapsed>[\d:]+),\s*(?:\?|[\d.]+)\s*(?P<unit>[^,\]]+?)(?:,\s*(?P<rest>[^\]]*))?\]"
@@ -45,12 +45,12 @@ _OTHER_WORK = re.compile(
 )
 _EPOCH_OF_BAR = re.compile(r"\bepochs?\b\s*[:#]?\s*\[?\s*(\d+)(?:\s*(?:/|of)\s*(\d+))?", re.IGNORECASE)
 _EPOCHS = re.compile(r"^\s*epochs?\s*$", re.IGNORECASE)
-# Lightning's RichProgressBar.
+# Bars of Lightning's RichProgressBar.
 _RICH = re.compile(
     r"^Epoch (?P<epoch>\d+)/(?P<epochs>\d+)\s+━[━╸╺ ]*\s(?P<n>\d+)/(?P<m>\d+)\s+[\d:]+ •\s+(?:[\d:\-]+\s+)?[\d.]+it/s"
     r"(?P<rest>.*)$"
 )
-# keras.src.utils.progbar.Progbar and keras.src.callbacks.progbar_logger.
+# Bars of Keras: keras.src.utils.progbar.Progbar and keras.src.callbacks.progbar_logger.
 _KERAS = re.compile(r"^\s*(?P<n>\d+)/(?P<m>\d+)\s+(?:[━ ]+)?\s*(?:-\s*)?(?P<rest>.*\bstep\b.*)$")
 _KERAS_EPOCH = re.compile(r"^Epoch (\d+)/(\d+)$")
 _DICT = re.compile(r"(\{.*\})\s*$")
@@ -58,15 +58,15 @@ _PAIR = re.compile(
     r"(?P<key>[A-Za-z][\w/.@-]*(?: [A-Za-z][\w/.@-]*){0,2})(?P<sign>\s*[:=]\s*|\s+)"
     rf"\[?\s*(?P<value>{_NUMBER})(?!\w|:\d)(?:\s*(?:/|of)\s*(?P<of>\d+)\b)?"
 )
-# pytorch/examples: imagenet's ProgressMeter; also mmcv's TextLoggerHook.
+# Lines of pytorch/examples: imagenet's ProgressMeter. mmcv's TextLoggerHook prints them, too.
 _IMAGENET = re.compile(r"\bEpoch:? \[(\d+)\]\s?\[\s*(\d+)/(\d+)\]")
-# pytorch/examples: dcgan.
+# Lines of pytorch/examples: dcgan.
 _DCGAN = re.compile(r"^\[(\d+)/(\d+)\]\s*\[\s*(\d+)/(\d+)\]\s")
-# pytorch/examples: mnist, whose steps are known as examples alone.
+# Lines of pytorch/examples: mnist, which count examples and not steps.
 _MNIST = re.compile(r"\bEpoch: (\d+) \[(\d+)/(\d+) \(\d+%\)\]")
 _STEP = re.compile(r"(?:^|[\s_])(?:steps?|iters?|iterations?|it|batch|updates?)$", re.IGNORECASE)
 _OF_ALL = re.compile(r"global|total|^num_updates$", re.IGNORECASE)
-"""Of two steps in a line, the one that counts."""
+"""If a line has two steps, the one with such a name counts."""
 _EPOCH = re.compile(r"(?:^|[\s_])(?:epochs?|ep)$", re.IGNORECASE)
 _MEASURE = re.compile(
     r"loss|acc(?:uracy)?\b|acc@|\w[ _/]err(?:or)?\b|\blr\b|learning_rate|ppl|perplexity|reward|\breturn\b|score|"
@@ -79,7 +79,7 @@ _OF_DATA = re.compile(
     r"\b(?:(?P<train>train(?:ing)?)|(?P<val>val(?:id(?:ation)?)?|eval(?:uation)?|dev)|(?P<test>test(?:ing)?))\b",
     re.IGNORECASE,
 )
-"""The words that say of which examples the figures behind them are."""
+"""Words in a line of output that name the data (training, validation or test) of the figures after them."""
 _NOT_OF_DATA = re.compile(r"\blr\b|learning|time", re.IGNORECASE)
 
 
@@ -116,7 +116,7 @@ def said(line: str) -> Said | None:
     text = _MARKS.sub("", line).strip()
     bar = (_BAR.search(text) or _OPEN_BAR.search(text)) if "[" in text else None
     if bar is not None or "%|" in text:
-        # The numbers around a bar of other work are of that work.
+        # Ignore the line: the numbers around a bar of other work are of that work.
         return _bar(bar) if bar is not None else None
     for of_form in (_rich, _keras_epoch, _keras, _dictionary, _imagenet, _dcgan, _mnist, _pairs):
         if (found := of_form(text)) is not None:
@@ -204,7 +204,8 @@ def _dictionary(text: str) -> Said | None:
         found = json.loads(match[1]) if is_json else ast.literal_eval(match[1])
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
-    if not isinstance(found, dict) or "train_runtime" in found:  # Means over the whole training.
+    # Hugging Face's last line has means over the whole training.
+    if not isinstance(found, dict) or "train_runtime" in found:
         return None
     values = {}
     for name, value in found.items():
@@ -324,7 +325,7 @@ def _named(text: str) -> list[_Named]:
             name = f"{data} {name}"
         found.append(_Named(name, key, of, value, data))
     names = Counter(each.name for each in found)
-    # `[D loss: 0.5] [G loss: 1.2]`
+    # Names that occur twice are told apart by the words before, as in `[D loss: 0.5] [G loss: 1.2]`.
     return [
         each._replace(name=each.key) if names[each.name] > 1 and each.key.endswith(each.name) else each
         for each in found

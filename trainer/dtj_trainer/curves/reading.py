@@ -34,7 +34,7 @@ _OF_A_ROW = frozenset(("kind", "time", "attempt", "step", "epoch", "source", "wo
 
 
 @dataclass(frozen=True)
-class Reading:
+class TrainingReading:
     """What a program said of its training. `step` and `total` count from 1, as does `epoch`."""
 
     step: int | None = None
@@ -43,7 +43,7 @@ class Reading:
     examples: int | None = None
     """Examples trained with, where the program counts them in place of steps."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """By the program's own names, such as `train/loss` or `val_acc`."""
+    """The measures by the program's own names, such as `train/loss` or `val_acc`."""
     leads: bool = True
     """Whether the step is that of the training: a line about something else may name a step of its own."""
     anew: bool = False

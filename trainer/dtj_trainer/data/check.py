@@ -18,7 +18,7 @@ from dtj_trainer.data.block_reader import BlockReader
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, exit_on_data_error
 from dtj_trainer.data.folders import beside
 from dtj_trainer.data.formats import FORMATS
-from dtj_trainer.data.formats.images import Form, pixels_of
+from dtj_trainer.data.formats.images import PictureForm, pixels_of
 from dtj_trainer.data.mixing import sentence_of
 from dtj_trainer.data.origins import FolderOrigin, files_at, open_folder, open_whole
 from dtj_trainer.data.processes import in_processes
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _FILES_OF_A_PIECE = 256
 
 
-class Part(NamedTuple):
+class CheckedPart(NamedTuple):
     """Examples of a folder of pictures, or one shard of an index: `first` and `last`, which is not included."""
 
     split: str
@@ -61,10 +61,10 @@ class IndexedShards:
     index: DataIndex
 
     @property
-    def pieces(self) -> list[Part]:
+    def pieces(self) -> list[CheckedPart]:
         """One for each shard."""
         return [
-            Part(name, number, number + 1)
+            CheckedPart(name, number, number + 1)
             for name, split in self.index.splits.items()
             for number in range(len(split.shards))
         ]
@@ -73,10 +73,10 @@ class IndexedShards:
     def _ranges(self) -> RangedReader:
         return open_ranges(self.uri)
 
-    def do(self, part: Part) -> Checked:
+    def do(self, part: CheckedPart) -> Checked:
         """Check one shard."""
         split = self.index.splits[part.split]
-        reader, form = BlockReader(self._ranges, split), Form(None, len(self.index.mean))
+        reader, form = BlockReader(self._ranges, split), PictureForm(None, len(self.index.mean))
         good, faults = 0, list[str]()
         for number, block in enumerate(split.blocks):
             if block.shard != part.first:
@@ -96,7 +96,7 @@ class BareShards:
     """Checks shards without an index."""
 
     uri: str
-    form: Form
+    form: PictureForm
 
     def do(self, shard: OldShard) -> Checked:
         """Check one shard."""
@@ -121,18 +121,18 @@ class Folder:
     """Checks pictures in folders."""
 
     origin: FolderOrigin
-    form: Form
+    form: PictureForm
 
     @property
-    def pieces(self) -> list[Part]:
+    def pieces(self) -> list[CheckedPart]:
         """Some pictures each."""
         return [
-            Part(split, first, min(first + _FILES_OF_A_PIECE, count))
+            CheckedPart(split, first, min(first + _FILES_OF_A_PIECE, count))
             for split, count in self.origin.counts.items()
             for first in range(0, count, _FILES_OF_A_PIECE)
         ]
 
-    def do(self, part: Part) -> Checked:
+    def do(self, part: CheckedPart) -> Checked:
         """Check some pictures."""
         faults = []
         for where, example in self.origin.read(part.split, np.arange(part.first, part.last)):
@@ -145,7 +145,7 @@ class Folder:
         return Checked(part.last - part.first - len(faults), faults)
 
 
-def _check(content: bytes | memoryview, format_: Format, form: Form, where: str) -> Checked:
+def _check(content: bytes | memoryview, format_: Format, form: PictureForm, where: str) -> Checked:
     """Decode the examples of a block. Behind a record that can't be read, the others of the block aren't found."""
     good, faults = 0, list[str]()
     try:
@@ -160,7 +160,7 @@ def _check(content: bytes | memoryview, format_: Format, form: Form, where: str)
     return Checked(good, faults)
 
 
-def check(uri: str, form: Form, processes: int) -> Iterator[Checked]:
+def check(uri: str, form: PictureForm, processes: int) -> Iterator[Checked]:
     """Yield what is found in each part of the set. Raises DataError where there is no set, or no answer."""
     index = open_index(uri)
     if index:
@@ -188,12 +188,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="dtj data check", description=__doc__)
     parser.add_argument("uri", metavar="URI", help="s3://bucket/prefix, file:///folder or a path")
     parser.add_argument(
-        "--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a processor"
+        "--processes",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of processes (default: one per processor)",
     )
     given = parser.parse_args(arguments)
     examples = faults = 0
     with exit_on_data_error():
-        for found in check(given.uri.rstrip("/"), Form(None, None), max(given.processes, 1)):
+        for found in check(given.uri.rstrip("/"), PictureForm(None, None), max(given.processes, 1)):
             examples, faults = examples + found.examples, faults + len(found.faults)
             for fault in found.faults:
                 print(fault, flush=True)

@@ -55,12 +55,13 @@ class DaemonPool:
                     future.set_result(call())
             with self._lock:
                 self._unfinished -= 1
-            del queued, future, call  # The result must not stay in memory until the next call.
+            # Drop the references: the result must not stay in memory until the next call.
+            del queued, future, call
 
 
 @contextmanager
 def _error_for(future: Future[T]) -> Iterator[None]:
-    """Give an error of the block to those who wait for the future."""
+    """Make an error of the block the error of the future, so that those who wait for the future get it."""
     try:
         yield
     except Exception as error:

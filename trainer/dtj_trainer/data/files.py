@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from dtj_trainer.artifacts.ranged_download import ByteCount
 from dtj_trainer.artifacts.s3 import DamagedObject
+from dtj_trainer.artifacts.store import ByteCount
 from dtj_trainer.data.errors import DataCorrupt, DataTooLarge
 from dtj_trainer.data.layouts import layout_of
 from dtj_trainer.data.staging import asked, compare
@@ -16,7 +16,7 @@ from dtj_trainer.data.staging import asked, compare
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dtj_trainer.data.sources import Source
+    from dtj_trainer.data.sources import DataSource
 
 MAX_FILES = 500_000
 MAX_FILE_BYTES = 2 << 30
@@ -63,12 +63,12 @@ class StoreFiles:
 
     remote = True
 
-    def __init__(self, uri: str, source: Source) -> None:
+    def __init__(self, uri: str, source: DataSource) -> None:
         self._uri = uri
         self._source = source
         self._received = ByteCount()
         self._files = asked(uri, lambda: source.list(below=True), self._received)
-        # As in a folder: what editors, notebooks and macOS leave behind is not of the set.
+        # Leave out hidden files, as in a local folder: editors, notebooks and macOS leave them behind.
         self.names: Collection[str] = [name for name in self._files if not _hidden(name)]
         _check_count(uri, len(self.names))
 
@@ -115,13 +115,15 @@ def _walk(folder: Path) -> list[str]:
 
 def _check_count(uri: str, count: int) -> None:
     if count > MAX_FILES:
-        raise DataTooLarge(f"{uri} has more than {MAX_FILES} files: stage the set as shards")
+        raise DataTooLarge(
+            f"{uri} has more than {MAX_FILES} files: write the set as shards by `dtj data stage`"
+        )
 
 
 def _check_size(name: str, size: int) -> None:
     if size > MAX_FILE_BYTES:
         raise DataTooLarge(
-            f"{name} has {size} bytes, and {MAX_FILE_BYTES} are read whole: stage the set as shards"
+            f"{name} has {size} bytes, and {MAX_FILE_BYTES} are read whole: write shards by `dtj data stage`"
         )
 
 

@@ -99,7 +99,7 @@ def hint(names: Collection[str]) -> str:
         below = next((at for at in range(1, len(parts) - 2) if parts[at].lower() in SPLITS), 0)
         if below:
             there = "/".join(parts[:below])
-            return f"has {parts[below]}/ in {there}/, and not directly: give the folder {there} of it"
+            return f"has {parts[below]}/ only below {there}/: give the folder {there} instead"
     if not pictures:
         return ""
     for parts in pictures:

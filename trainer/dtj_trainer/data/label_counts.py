@@ -16,9 +16,10 @@ import numpy as np
 MAX_BYTES = 128 << 20
 """Limit of the counts of a split, unpacked. The index of a larger split has none."""
 SORTED_SHARE = 0.03
-"""A set is sorted when this share of pairs of neighbours has one class beyond what chance gives."""
+"""A set counts as sorted when neighbouring examples have the same class more often than by chance, by this share of
+all pairs."""
 NEIGHBOURS = 4
-"""Blocks that the order of sets that are not sorted keeps together: `order.RUN`."""
+"""The number of neighbouring blocks that the order of a shuffled set keeps together: `order.RUN`."""
 
 
 @dataclass(frozen=True)

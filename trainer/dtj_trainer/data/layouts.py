@@ -21,7 +21,7 @@ SPLITS = {
     "valid": "validation",
     "validation": "validation",
 }
-"""What the words in names of folders and shards say."""
+"""The split that a word in the name of a folder or shard stands for."""
 PICTURE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 
 

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from dtj_trainer.data.label_counts import LabelCounts
 
 GOOD_SHARE = 0.95
-"""Of a true shuffle's bits: an order with less costs accuracy."""
+"""An order is good if its steps and batches have this share of the bits (entropy of classes) of a true shuffle's.
+With less, accuracy suffers."""
 _STEPS = 16
-"""Steps that are looked at, in the middle of an epoch."""
+"""How many steps in the middle of an epoch are examined."""
 _EXAMPLES = 1 << 18
-"""The most examples of them."""
+"""The most examples in the steps that are examined."""
 _BATCH, _RANKS = 64, 4
-"""The batch and the ranks of which a set is judged before a training is known."""
+"""The batch size and the number of ranks for which a set is judged before a training is known."""
 
 
 def sentence_of(index: DataIndex) -> str:
@@ -31,7 +32,7 @@ def sentence_of(index: DataIndex) -> str:
     found = mixing_of(index.splits["train"])
     if found is None:
         return (
-            "the index does not count the labels of blocks, as those of earlier releases: remove it, and "
+            "the index, of an earlier release, has no counts of labels: remove it, and "
             "`dtj data stage` writes another one, which tells whether the set is sorted by class"
         )
     kind = "sorted by class" if is_sorted(index.splits["train"]) else "shuffled"
@@ -79,7 +80,7 @@ class Mixing(NamedTuple):
         return (
             f"a step has {order.step_classes:.0f} classes, and a true shuffle's {shuffle.step_classes:.0f}; a rank's "
             f"batch has {order.batch_classes:.0f}, and a true shuffle's {shuffle.batch_classes:.0f} "
-            f"({self.share:.0%} of its bits)"
+            f"({self.share:.0%} of the entropy)"
         )
 
 

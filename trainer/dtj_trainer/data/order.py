@@ -38,8 +38,8 @@ class Order:
     def __init__(self, blocks: np.ndarray, *, seed: int, epoch: int, window: int = WINDOW) -> None:
         self._blocks, self._seed, self._epoch = blocks, seed, epoch
         self._starts = np.cumsum(blocks) - blocks
-        # Windows draw from [seed, epoch, window]. A trailing zero does not change a SeedSequence: a set of one block
-        # has the order of releases that knew no blocks, and their checkpoints go on exactly.
+        # A window draws its order from the seed [seed, epoch, window]. NumPy ignores a trailing zero: a set of one
+        # block (window 0) has the same order as in releases without blocks, and their checkpoints resume exactly.
         run = min(RUN, window)
         runs = np.random.default_rng([seed, epoch, 0, 1]).permutation(-(-len(blocks) // run))
         permuted = (runs[:, None] * run + np.arange(run)).ravel()

@@ -14,7 +14,7 @@ from dtj_trainer.data.errors import DataCorrupt, DataNotFound, about
 from dtj_trainer.data.files import Files, FolderFiles, StoreFiles
 from dtj_trainer.data.folders import PassedOver, folders_of
 from dtj_trainer.data.formats.format import Example
-from dtj_trainer.data.formats.images import Form
+from dtj_trainer.data.formats.images import PictureForm
 from dtj_trainer.data.order import WINDOW
 from dtj_trainer.data.ranged import open_ranges
 from dtj_trainer.data.sources import local_folder, s3_source
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from dtj_trainer.data.stored_examples import StoredExamples
 
 _THREADS = 8
-"""Files that a process reads at the same time."""
+"""How many files a process reads at the same time."""
 _BATCH = 64
-"""Examples of shards that are read at once."""
+"""How many examples of shards are read at once."""
 Found = tuple[str, "Example | DataCorrupt"]
 """Where an example is from, and the example, or why it can't be read."""
 
@@ -175,7 +175,7 @@ def files_at(uri: str) -> Files:
 def whole_at(uri: str, classes: tuple[str, ...]) -> Whole:
     """Return the set at a URI, read once a process. Raises DataError."""
     with about(uri):
-        return read_whole(files_at(uri), Form(), classes)
+        return read_whole(files_at(uri), PictureForm(), classes)
 
 
 def open_folder(uri: str, classes: Sequence[str]) -> FolderOrigin | None:
@@ -189,7 +189,8 @@ def open_folder(uri: str, classes: Sequence[str]) -> FolderOrigin | None:
         return None
     with about(uri):
         folders.check(classes)
-    if "test" not in splits and "validation" in splits:  # As ImageNet is published.
+    # ImageNet is published with `validation` and without a labelled `test`.
+    if "test" not in splits and "validation" in splits:
         splits["test"] = splits.pop("validation")
     there = sorted({name for _, name in splits.get("train", [])})
     for name in classes:

@@ -15,7 +15,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-class Work(Protocol[Piece, Result]):
+class PieceWork(Protocol[Piece, Result]):
     """What is common to all pieces. A process receives it once, by pickle."""
 
     def do(self, piece: Piece, /) -> Result:
@@ -26,7 +26,7 @@ _work: list[Any] = []
 """The work of this process, if it belongs to a pool."""
 
 
-def in_processes(work: Work[P, R], pieces: Sequence[P], processes: int) -> Iterator[tuple[P, R]]:
+def in_processes(work: PieceWork[P, R], pieces: Sequence[P], processes: int) -> Iterator[tuple[P, R]]:
     """Yield pieces with their results, in the order in which they are finished.
 
     An error of a piece is raised here, and ends what has not begun yet. One piece, or one process, needs no other.
@@ -34,7 +34,7 @@ def in_processes(work: Work[P, R], pieces: Sequence[P], processes: int) -> Itera
     if min(processes, len(pieces)) <= 1:
         yield from ((piece, work.do(piece)) for piece in pieces)
         return
-    # A fork would copy the locks of the threads that run here.
+    # Do not fork: a fork would copy locks that other threads of this process hold.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=_begin, initargs=(work,)) as pool:
         futures = {pool.submit(_do, piece): piece for piece in pieces}

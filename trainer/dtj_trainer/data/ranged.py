@@ -16,16 +16,16 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from dtj_trainer.artifacts.backoff import retry_transient
-from dtj_trainer.artifacts.presigned_gets import PresignedGets
-from dtj_trainer.artifacts.ranged_download import ByteCount
 from dtj_trainer.artifacts.s3 import (
+    DATA_TIMEOUT_SECONDS,
     NoSuchKey,
     S3Error,
     S3Location,
     make_client,
+    retry_transient,
     sentences,
 )
+from dtj_trainer.artifacts.store import ByteCount, PresignedGets
 from dtj_trainer.data.daemon_pool import DaemonPool
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable
 from dtj_trainer.data.sources import local_folder, s3_location
@@ -39,8 +39,6 @@ log = logging.getLogger(__name__)
 
 CONNECTIONS = 8
 """Requests at the same time, without the second requests of hedging."""
-TIMEOUT_SECONDS = 600.0
-"""Seconds without a received byte after which a range is given up."""
 SLOW_SHARE = 0.95
 """A request is slow when it takes SLOW_FACTOR times as long as this share of the last SAMPLES requests."""
 SLOW_FACTOR = 2.0
@@ -123,7 +121,7 @@ class FolderObjects:
             os.close(descriptor)
 
 
-class Pace:
+class Latencies:
     """How long requests took lately, and from which time on one of them is slow. Thread-safe."""
 
     def __init__(self) -> None:
@@ -151,13 +149,13 @@ class RangedReader:
     """
 
     def __init__(
-        self, objects: Objects, *, connections: int = CONNECTIONS, timeout: float = TIMEOUT_SECONDS
+        self, objects: Objects, *, connections: int = CONNECTIONS, timeout: float = DATA_TIMEOUT_SECONDS
     ) -> None:
         self.objects = objects
         self.received = ByteCount()
         self.hedged = ByteCount()
         self._timeout = timeout
-        self._pace = Pace()
+        self._pace = Latencies()
         # Half of the threads are for second requests, and for first requests that were given up but still hang.
         self._pool = DaemonPool(2 * connections, "dtj-range") if objects.remote else None
         self._spare = threading.Semaphore(connections)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dtj_trainer.data.formats.format import Example, Format
-    from dtj_trainer.data.formats.images import Form
+    from dtj_trainer.data.formats.images import PictureForm
 
 _ENDINGS = {
     b"\xff\xd8\xff": "jpg",
@@ -40,7 +40,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass
-class Sums:
+class PixelSums:
     """Sums over pixels, divided by 255, of each channel. `pixels` counts the pixels of one channel."""
 
     pixels: int = 0
@@ -52,14 +52,14 @@ class Sums:
         counts = [np.bincount(channel.ravel(), minlength=256) for channel in picture]
         values = np.arange(256) / 255
         self.merge(
-            Sums(
+            PixelSums(
                 picture[0].size,
                 [float(count @ values) for count in counts],
                 [float(count @ values**2) for count in counts],
             )
         )
 
-    def merge(self, other: Sums) -> None:
+    def merge(self, other: PixelSums) -> None:
         """Add the sums of other pictures."""
         self.pixels += other.pixels
         self.sums = _added(self.sums, other.sums)
@@ -87,7 +87,7 @@ class ShardRecord:
 
     shard: Shard
     blocks: tuple[Block, ...]
-    sums: Sums
+    sums: PixelSums
     labels: int
     skipped: tuple[str, ...] = ()
     """The faults of examples that were left out."""
@@ -105,7 +105,7 @@ class ShardRecord:
         return ShardRecord(
             Shard(**read["shard"]),
             tuple(Block(**block) for block in read["blocks"]),
-            Sums(**read["sums"]),
+            PixelSums(**read["sums"]),
             read["labels"],
             tuple(read["skipped"]),
             tuple({int(label): n for label, n in each.items()} for each in read.get("histograms", ())),
@@ -150,7 +150,7 @@ def stored_file(example: Example) -> tuple[str, bytes]:
     return next((ending for magic, ending in _ENDINGS.items() if content.startswith(magic)), "png"), content
 
 
-def picture_file(example: Example, form: Form, *, where: str) -> tuple[str, bytes, np.ndarray]:
+def picture_file(example: Example, form: PictureForm, *, where: str) -> tuple[str, bytes, np.ndarray]:
     """Return ending, content and pixels of a picture as it is written to a shard.
 
     A picture file stays as it is, unless the form has a size. Pixels become a PNG, and resized photographs a JPEG.

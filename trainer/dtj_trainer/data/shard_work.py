@@ -19,15 +19,24 @@ from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable
 from dtj_trainer.data.formats import FORMATS
-from dtj_trainer.data.formats.images import Form, pixels_of
-from dtj_trainer.data.index import Block, Shard
-from dtj_trainer.data.shard_files import ShardRecord, Sums, cut_shard, picture_file, stored_file, write_tar
+from dtj_trainer.data.formats.images import PictureForm, pixels_of
+from dtj_trainer.data.index import Block, Shard, SplitIndex
+from dtj_trainer.data.origins import ShardsOrigin
+from dtj_trainer.data.shard_files import (
+    PixelSums,
+    ShardRecord,
+    cut_shard,
+    picture_file,
+    stored_file,
+    write_tar,
+)
 from dtj_trainer.data.sources import local_folder, s3_location
 from dtj_trainer.data.targets import Target, open_target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from dtj_trainer.data.index import DataIndex
     from dtj_trainer.data.origins import Origin
 
 
@@ -61,7 +70,7 @@ class OldShard:
 
 
 @dataclass(frozen=True)
-class Work:
+class ShardWork:
     """What is common to all shards of a run.
 
     `record`: the prefix of the names under which the target keeps what is finished; None keeps nothing. `decode`:
@@ -70,7 +79,7 @@ class Work:
 
     source: str
     target: str
-    form: Form
+    form: PictureForm
     record: str | None
     origin: Origin | None = None
     decode: bool = True
@@ -88,7 +97,7 @@ class Work:
 
     def _write(self, shard: NewShard) -> ShardRecord:
         assert self.origin
-        sums, faults, labels = Sums(), list[str](), list[int]()
+        sums, faults, labels = PixelSums(), list[str](), list[int]()
 
         def pictures(origin: Origin) -> Iterator[tuple[str, bytes, int]]:
             for where, example in origin.read(shard.split, shard.ids):
@@ -123,9 +132,11 @@ class Work:
         return ShardRecord(described, blocks, sums, max(labels) + 1, tuple(faults), histograms)
 
     def _scatter(self, piece: Scatter) -> ShardRecord:
-        """Write examples, those of one shard to be next to each other. The `shard` of a block is that shard."""
+        """Write a piece with the examples of each later shard next to each other. The field `shard` of a block is the
+        later shard.
+        """
         assert self.origin
-        files, faults, sums = list[tuple[int, tuple[str, bytes, int]]](), list[str](), Sums()
+        files, faults, sums = list[tuple[int, tuple[str, bytes, int]]](), list[str](), PixelSums()
         found = self.origin.read(piece.split, piece.first + np.arange(len(piece.shards)))
         for shard, (where, example) in zip(piece.shards.tolist(), found, strict=True):
             try:
@@ -164,11 +175,11 @@ class Work:
         with TemporaryDirectory(prefix="dtj-stage-") as folder:
             path, etag = local_copy(self.source, shard.key, Path(folder))
             sha256, blocks = cut_shard(path, FORMATS[shard.format], where=where)
-            record = ShardRecord(Shard(shard.key, path.stat().st_size, etag, sha256), blocks, Sums(), 0)
+            record = ShardRecord(Shard(shard.key, path.stat().st_size, etag, sha256), blocks, PixelSums(), 0)
             return self._read_blocks(path, shard, record, where)
 
     def _read_blocks(self, path: Path, shard: OldShard, record: ShardRecord, where: str) -> ShardRecord:
-        sums, most, blocks, faults = Sums(), 0, list[Block](), list[str]()
+        sums, most, blocks, faults = PixelSums(), 0, list[Block](), list[str]()
         histograms = list[dict[int, int]]()
         with path.open("rb") as file:
             for block in record.blocks:
@@ -225,3 +236,59 @@ def local_copy(uri: str, key: str, folder: Path) -> tuple[Path, str | None]:
     except S3Error as error:
         raise (DataUnavailable if error.transient else DataNotFound)(str(error)) from error
     return path, etag
+
+
+# The first of two passes that write shards in a random order: it brings together what comes into one shard.
+#
+# A set of shards can't be read in a random order: each example would cost a request. The first pass reads the shards
+# as they lie, in pieces of the size of a shard, and writes each piece with the examples of one shard to be next to
+# each other. The second pass reads what a shard needs of each piece by one request, and shuffles it. A process needs
+# memory and disk for one piece, and the target twice the size of the set until the end.
+
+FOLDER = "_scattered"
+"""The folder, below the target, with the pieces of the first pass."""
+
+
+def scatter_pieces(wanted: Sequence[NewShard], counts: Mapping[str, int]) -> Iterator[Scatter]:
+    """Yield the pieces of a first pass, from which shards with the examples of `wanted` can be made."""
+    for split, count in counts.items():
+        of_split = [shard for shard in wanted if shard.split == split]
+        numbers = np.empty(count, np.int64)
+        for number, shard in enumerate(of_split):
+            numbers[shard.ids] = number
+        each = len(of_split[0].ids) if of_split else 1
+        for number, first in enumerate(range(0, count, each)):
+            key = f"{FOLDER}/{split}-{number:06d}.tar"
+            yield Scatter(key, split, first, numbers[first : first + each])
+
+
+def origin_of_scattered(
+    uri: str, source: DataIndex, scattered: Mapping[str, Sequence[ShardRecord]]
+) -> ShardsOrigin:
+    """Return the pieces as an origin, whose blocks are each of one piece and for one shard."""
+    splits = {
+        split: SplitIndex(
+            tuple(record.shard for record in records),
+            tuple(replace(block, shard=at) for at, record in enumerate(records) for block in record.blocks),
+        )
+        for split, records in scattered.items()
+    }
+    return ShardsOrigin(uri, replace(source, format="tar", splits=splits), single=True)
+
+
+def scattered_shards(scattered: Mapping[str, Sequence[ShardRecord]], seed: int) -> Iterator[NewShard]:
+    """Yield the shards of the second pass. Raises DataCorrupt where nothing of a split could be read."""
+    for split, records in scattered.items():
+        blocks = [block for record in records for block in record.blocks]
+        if not blocks:
+            raise DataCorrupt(f"no example for {split} can be read: {records[0].skipped[0]}")
+        sizes = np.array([block.examples for block in blocks])
+        starts = np.cumsum(sizes) - sizes
+        of_shard = np.array([block.shard for block in blocks])
+        first = 0
+        for number in np.unique(of_shard).tolist():
+            chosen = np.flatnonzero(of_shard == number)
+            ids = np.concatenate([starts[at] + np.arange(sizes[at]) for at in chosen])
+            mixed = np.random.default_rng([seed, number]).permutation(ids)
+            yield NewShard(f"{split}/{number:06d}.tar", split, mixed, first)
+            first += len(ids)

@@ -107,7 +107,7 @@ class Sharding:
             total = len(step.ids)
             position += total
             ids = step.ids if len(self._blocks) == 1 else step.ids[np.argsort(step.places, kind="stable")]
-            each, more = divmod(total, self._ranks)  # The first ranks get one more.
+            each, more = divmod(total, self._ranks)  # The first ranks get one example more.
             first, count = self._rank * each + min(self._rank, more), each + (self._rank < more)
             own = ids[first : first + count] if count else ids[:1]
             yield Share(own, count, total, position)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
-from urllib.parse import unquote, urlsplit
 
 from dtj_trainer.artifacts.s3 import MEBIBYTE, S3Location, make_client, parse_s3_uri, sentences
+from dtj_trainer.artifacts.store import existing_folder
 from dtj_trainer.data.errors import DataNotFound
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class RemoteFile(NamedTuple):
     etag: str
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     """A place from which files are fetched."""
 
     def list(self, pages: int | None = None, *, below: bool = False) -> dict[str, RemoteFile]:
@@ -51,7 +51,7 @@ class S3Source:
         self._client = client or make_client()
 
     def list(self, pages: int | None = None, *, below: bool = False) -> dict[str, RemoteFile]:
-        """See Source."""
+        """See DataSource."""
         prefix = f"{self._location.prefix}/" if self._location.prefix else ""
         found: dict[str, RemoteFile] = {}
         with sentences(self._location.uri):
@@ -66,21 +66,21 @@ class S3Source:
         return found
 
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
-        """See Source."""
+        """See DataSource."""
         where = self._location / file.name
         request: GetObjectRequestTypeDef = {
             "Bucket": where.bucket,
             "Key": where.prefix,
             "IfMatch": file.etag,
         }
-        if start:  # botocore verifies the checksum of a whole object only.
+        if start:  # Ask for a range only to resume: botocore verifies the checksum of a whole object alone.
             request["Range"] = f"bytes={start}-"
         with sentences(where.uri):
             answer = self._client.get_object(**request)
             yield from answer["Body"].iter_chunks(CHUNK_BYTES)
 
     def keeps_md5(self, file: RemoteFile) -> bool:
-        """See Source. False for an object that is encrypted with a key of KMS or of the customer."""
+        """See DataSource. False for an object that is encrypted with a key of KMS or of the customer."""
         where = self._location / file.name
         with sentences(where.uri):
             answer = self._client.head_object(Bucket=where.bucket, Key=where.prefix, IfMatch=file.etag)
@@ -93,15 +93,10 @@ def local_folder(uri: str) -> Path | None:
 
     Raises DataNotFound when the folder does not exist, or the scheme is unknown.
     """
-    parts = urlsplit(uri)
-    if parts.scheme == "s3":
-        return None
-    if parts.scheme not in ("", "file") or (parts.scheme == "file" and parts.netloc not in ("", "localhost")):
-        raise DataNotFound(f"{uri} can't be read: data lies at s3://bucket/prefix, file:///folder or a path")
-    folder = Path(unquote(parts.path)) if parts.scheme else Path(uri)
-    if not folder.is_dir():
-        raise DataNotFound(f"{uri} is not a folder")
-    return folder
+    try:
+        return existing_folder(uri, "data lies")
+    except ValueError as error:
+        raise DataNotFound(str(error)) from error
 
 
 def s3_location(uri: str) -> S3Location:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RUN = 2
-"""Neighbouring blocks that stay together. More of them would bring fewer classes into the same memory."""
+"""Neighbouring blocks that stay together. With longer runs, fewer classes would fit into the same memory."""
 LANES = 16
-"""Lanes of a rank: another number of ranks that goes on within the epoch reads little twice."""
+"""Lanes of a rank. With many lanes, another number of ranks that continues the epoch reads few blocks twice."""
 _OPEN_BYTES = 208 << 20
-"""Bytes of open runs on a rank: of `stored_examples.MEMORY_BYTES`, but for the runs that are read ahead."""
+"""The most bytes of open runs on a rank: `stored_examples.MEMORY_BYTES` without the runs that are read ahead."""
 _HALF = 8
 """Half a window, in groups of runs that open together."""
 _OPEN_EXAMPLES = 1 << 20
@@ -79,7 +79,7 @@ class SpreadOrder(Order):
         return found[found < len(self._blocks)]
 
     def _groups(self, total_bytes: int, ranks: int) -> tuple[int, int]:
-        """Return how many runs open together, and half the window in such groups."""
+        """Return how many runs make a group, which opens together, and how many groups make half a window."""
         runs = len(self._runs)
         open_runs = min(
             _OPEN_BYTES * ranks * runs // max(total_bytes, 1),
@@ -103,7 +103,7 @@ class SpreadOrder(Order):
         return low, self._before(low, closed)
 
     def _before(self, chunk: int, closed: np.ndarray) -> int:
-        """Return how many examples come before a chunk."""
+        """Return how many examples of the epoch come before a chunk; see `_opens`."""
         first = max(chunk - self._half, 0)
         open_groups = range(first, min(chunk + self._half, self._count))
         counts = (
@@ -114,11 +114,15 @@ class SpreadOrder(Order):
         return int(closed[first]) + sum(counts)
 
     def _opens(self, group: int) -> int:
-        """Return the first chunk with examples of a group of runs."""
+        """Return the first chunk (a part of the epoch in which the same runs are open) with examples of a group of
+        runs.
+        """
         return max(group - self._half, 0)
 
     def _chunk(self, chunk: int) -> Part:
-        """Return the examples of a chunk: of each lane in the order of their keys, the lanes mixed evenly."""
+        """Return the examples of a chunk with the lanes mixed evenly, and those of each lane in the order of their
+        keys.
+        """
         groups = range(max(chunk - self._half, 0), min(chunk + self._half + 1, self._count))
         for closed in self._drawn.keys() - set(groups):
             del self._drawn[closed]
@@ -173,7 +177,7 @@ def _spread(labels: np.ndarray, seed: int, epoch: int, ranks: int) -> tuple[np.n
     nth = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
     when = (nth + np.repeat(chance.random(len(counts)), counts)) / np.repeat(counts, counts)
     order = np.argsort(when, kind="stable")
-    # Runs of one class go to other ranks' lanes, one after another.
+    # Deal the runs to the lanes of all ranks in turn, so that the runs of one class go to different ranks.
     dealt = np.arange(len(labels))
     lanes = dealt % ranks * LANES + dealt // ranks % LANES
     return by_class[order], lanes[order]

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dtj_trainer.data import scatter
+from dtj_trainer.data import shard_work
 from dtj_trainer.data.class_names import of_lines
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, exit_on_data_error
 from dtj_trainer.data.folders import PassedOver, beside
-from dtj_trainer.data.formats.images import Form
+from dtj_trainer.data.formats.images import PictureForm
 from dtj_trainer.data.index import INDEX_NAME, SPLITS, DataIndex, SplitIndex
 from dtj_trainer.data.label_counts import counts_of
 from dtj_trainer.data.layouts import shards_of
@@ -33,8 +33,8 @@ from dtj_trainer.data.origins import (
     open_whole,
 )
 from dtj_trainer.data.processes import in_processes
-from dtj_trainer.data.shard_files import ShardRecord, Sums, picture_file
-from dtj_trainer.data.shard_work import NewShard, OldShard, Scatter, Work, record_name
+from dtj_trainer.data.shard_files import PixelSums, ShardRecord, picture_file
+from dtj_trainer.data.shard_work import NewShard, OldShard, Scatter, ShardWork, record_name
 from dtj_trainer.data.shards import shards_without_index
 from dtj_trainer.data.stored_set import open_index
 from dtj_trainer.data.targets import Target, open_target
@@ -48,14 +48,15 @@ RECORDS = "_staging"
 """The folder, below the target, with what an interrupted run has finished."""
 SHARD_MEGABYTES = 128
 ORDER = "permutation"
-"""What the shards' order is called in the names of records: those of another order are of no use."""
+"""The name of the order of the shards' examples. A run does not continue what an earlier run with another order has
+finished."""
 _CLASS_NAMES = ("labels.txt", "batches.meta.txt", "fine_label_names.txt")
 _SAMPLES, _SPOTS = 64, 8
-"""Examples whose mean size tells how many examples make a shard."""
+"""The mean size of so many examples, taken at so many places, tells how many examples make a shard."""
 
 
 @dataclass(frozen=True)
-class Options:
+class StageOptions:
     """What the command line says. `shard_bytes`: the size of a shard, about."""
 
     source: str
@@ -63,12 +64,12 @@ class Options:
     shard_bytes: int
     seed: int
     processes: int
-    form: Form
+    form: PictureForm
     classes: tuple[str, ...]
     skip_corrupt: bool
 
 
-def stage(options: Options) -> DataIndex:
+def stage(options: StageOptions) -> DataIndex:
     """Stage a set; return its index. Raises DataError."""
     target = open_target(options.target)
     written = target.read(INDEX_NAME)
@@ -80,20 +81,22 @@ def stage(options: Options) -> DataIndex:
     origin = _origin(options)
     form = replace(options.form, channels=options.form.channels or origin.channels)
     record = f"{RECORDS}/{_digest(options, fingerprint(origin, options.source))}-"
-    work = Work(
+    work = ShardWork(
         options.source, options.target, form, record, origin=origin, skip_corrupt=options.skip_corrupt
     )
     shards = list(_new_shards(options, origin, form))
     if isinstance(origin, ShardsOrigin):
-        pieces = list(scatter.pieces(shards, origin.counts))
+        pieces = list(shard_work.scatter_pieces(shards, origin.counts))
         _tell(f"first pass: {len(pieces)} pieces of the shards at {options.source}")
         scattered = _all(work, pieces, options.processes, target)
-        shards = list(scatter.shards(scattered, options.seed))
-        work = replace(work, origin=scatter.origin(options.target, origin.index, scattered), decode=False)
+        shards = list(shard_work.scattered_shards(scattered, options.seed))
+        work = replace(
+            work, origin=shard_work.origin_of_scattered(options.target, origin.index, scattered), decode=False
+        )
         _tell(f"second pass: {len(shards)} shards")
     records = _all(work, shards, options.processes, target)
     if isinstance(origin, ShardsOrigin):
-        sums = Sums()
+        sums = PixelSums()
         for piece in scattered["train"]:
             sums.merge(piece.sums)
         records["train"][0] = replace(records["train"][0], sums=sums)
@@ -103,7 +106,7 @@ def stage(options: Options) -> DataIndex:
     return index
 
 
-def _origin(options: Options) -> Origin:
+def _origin(options: StageOptions) -> Origin:
     """Find out what lies at the source. Shards without an index are read once, to find their blocks."""
     index = open_index(options.source)
     if index is None and shards_of(files_at(options.source).names)[1]:
@@ -119,13 +122,13 @@ def _origin(options: Options) -> Origin:
     return ShardsOrigin(options.source, index)
 
 
-def _index_in_place(options: Options, target: Target) -> DataIndex:
+def _index_in_place(options: StageOptions, target: Target) -> DataIndex:
     if options.classes or options.form.size:
         raise DataNotFound("--classes and --size change the examples: they need a DST")
     return _described(options, decode=True, target=target)
 
 
-def _described(options: Options, *, decode: bool, target: Target | None) -> DataIndex:
+def _described(options: StageOptions, *, decode: bool, target: Target | None) -> DataIndex:
     """Return the index of shards that exist."""
     shards = shards_without_index(files_at(options.source))
     if not any(shard.split == "train" for shard in shards):
@@ -134,7 +137,7 @@ def _described(options: Options, *, decode: bool, target: Target | None) -> Data
     _tell_passed(beside([name for name in files_at(options.source).names if RECORDS not in name], read))
     form = replace(options.form, channels=options.form.channels or 3)
     prefix = f"{RECORDS}/{_digest(options, files_at(options.source).fingerprint())}-" if target else None
-    work = Work(
+    work = ShardWork(
         options.source, options.source, form, prefix, decode=decode, skip_corrupt=options.skip_corrupt
     )
     records = _all(work, shards, options.processes, target)
@@ -145,23 +148,22 @@ def _described(options: Options, *, decode: bool, target: Target | None) -> Data
     return _index(shards[0].format, classes, records, form.channels or 3)
 
 
-def _new_shards(options: Options, origin: Origin, form: Form) -> Iterator[NewShard]:
+def _new_shards(options: StageOptions, origin: Origin, form: PictureForm) -> Iterator[NewShard]:
     for split in origin.counts:
         order = origin.order(split, options.seed)
         some = order[:_SAMPLES]
-        if isinstance(origin, ShardsOrigin):  # Neighbours share a request.
+        if isinstance(origin, ShardsOrigin):  # Take neighbouring examples, which share a request.
             spots = np.linspace(0, len(order) - 1, _SPOTS).astype(int)[:, None]
             some = (spots + np.arange(_SAMPLES // _SPOTS)).ravel() % len(order)
         sample = origin.read(split, some)
         sizes = [_size(where, example, form) for where, example in sample]
-        each = max(
-            1, int(options.shard_bytes / (sum(sizes) / len(sizes) + 2048))
-        )  # Two headers of tar, padded.
+        # 2048 bytes: two headers of tar and the padding of an example.
+        each = max(1, int(options.shard_bytes / (sum(sizes) / len(sizes) + 2048)))
         for number, first in enumerate(range(0, len(order), each)):
             yield NewShard(f"{split}/{number:06d}.tar", split, order[first : first + each], first)
 
 
-def _size(where: str, example: Example | DataCorrupt, form: Form) -> int:
+def _size(where: str, example: Example | DataCorrupt, form: PictureForm) -> int:
     """Return the bytes of an example as it will be stored; 0 if it can't be read."""
     try:
         return 0 if isinstance(example, DataCorrupt) else len(picture_file(example, form, where=where)[1])
@@ -170,9 +172,9 @@ def _size(where: str, example: Example | DataCorrupt, form: Form) -> int:
 
 
 def _all(
-    work: Work, shards: Sequence[NewShard | OldShard | Scatter], processes: int, target: Target | None
+    work: ShardWork, shards: Sequence[NewShard | OldShard | Scatter], processes: int, target: Target | None
 ) -> dict[str, list[ShardRecord]]:
-    """Do all shards but those that an earlier run has finished; return the records of each split, in order."""
+    """Write or describe all shards that no earlier run has finished; return the records of each split, in order."""
     finished = _finished(work, target)
     records = {shard.key: finished[name] for shard in shards if (name := record_name(shard.key)) in finished}
     left = [shard for shard in shards if shard.key not in records]
@@ -190,7 +192,7 @@ def _all(
     return by_split
 
 
-def _finished(work: Work, target: Target | None) -> dict[str, ShardRecord]:
+def _finished(work: ShardWork, target: Target | None) -> dict[str, ShardRecord]:
     if target is None or work.record is None:
         return {}
     prefix = work.record.removeprefix(f"{RECORDS}/")
@@ -218,7 +220,7 @@ def _finish(
 def _index(
     kind: str, classes: tuple[str, ...], records: Mapping[str, Sequence[ShardRecord]], channels: int
 ) -> DataIndex:
-    sums = Sums()
+    sums = PixelSums()
     for record in records["train"]:
         sums.merge(record.sums)
     splits = {
@@ -232,7 +234,7 @@ def _index(
         for split in SPLITS
         if (found := records.get(split))
     }
-    unknown = (0.0,) * channels  # The pictures were not decoded.
+    unknown = (0.0,) * channels  # Without decoding the pictures, their mean and deviation are not known.
     return DataIndex(
         kind,
         classes,
@@ -260,7 +262,7 @@ def _class_names(uri: str, labels: int) -> tuple[str, ...]:
     return tuple(str(label) for label in range(labels))
 
 
-def _digest(options: Options, source: str) -> str:
+def _digest(options: StageOptions, source: str) -> str:
     """Identify a run: the records of another set, or of other options, are of no use."""
     form = f"{ORDER} {options.form} {options.classes} {options.shard_bytes} {options.seed} {options.skip_corrupt}"
     return hashlib.sha256(f"{options.source} {form} {source}".encode()).hexdigest()[:12]
@@ -291,13 +293,16 @@ def parser() -> argparse.ArgumentParser:
         "--shard-megabytes",
         type=float,
         default=SHARD_MEGABYTES,
-        help="size of a shard, about (default: %(default)s)",
+        help="approximate size of a shard (default: %(default)s)",
     )
     made.add_argument(
-        "--seed", type=int, default=1, help="of the order of the examples (default: %(default)s)"
+        "--seed", type=int, default=1, help="seed of the order of the examples (default: %(default)s)"
     )
     made.add_argument(
-        "--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a processor"
+        "--processes",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of processes (default: one per processor)",
     )
     made.add_argument(
         "--size",
@@ -329,13 +334,13 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Stage as the command line says; return the exit code."""
     given = parser().parse_args(arguments)
-    options = Options(
+    options = StageOptions(
         given.source.rstrip("/"),
         (given.target or given.source).rstrip("/"),
         max(int(given.shard_megabytes * 1e6), 1),
         given.seed,
         max(given.processes, 1),
-        Form(given.size, given.channels, given.orient),
+        PictureForm(given.size, given.channels, given.orient),
         tuple(name.strip() for name in given.classes.split(",") if name.strip()),
         given.skip_corrupt,
     )

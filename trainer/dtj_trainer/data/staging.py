@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.backoff import retry_transient
-from dtj_trainer.artifacts.ranged_download import ByteCount
-from dtj_trainer.artifacts.s3 import DamagedObject, S3Error
+from dtj_trainer.artifacts.s3 import DATA_TIMEOUT_SECONDS, DamagedObject, S3Error, retry_transient
+from dtj_trainer.artifacts.store import ByteCount
 from dtj_trainer.data.errors import DataCorrupt, DataError, DataNotFound, DataUnavailable
-from dtj_trainer.data.sources import RemoteFile, Source, local_folder, s3_location, s3_source
+from dtj_trainer.data.sources import DataSource, RemoteFile, local_folder, s3_location, s3_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -33,13 +32,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_SECONDS = 600.0
-"""Seconds without a received byte after which `stage` gives up."""
 _RECORD = ".staged.json"
 Answer = TypeVar("Answer")
 
 
-def stage(uri: str, choose: Choose, *, timeout: float = TIMEOUT_SECONDS) -> dict[str, Path]:
+def stage(uri: str, choose: Choose, *, timeout: float = DATA_TIMEOUT_SECONDS) -> dict[str, Path]:
     """Make the files at `uri` that `choose` names available on this machine; return their paths by name.
 
     Local folders are used in place; `s3://` is copied to the workspace. Raises DataNotFound, DataCorrupt or
@@ -70,7 +67,7 @@ def stage_ahead(uri: str, choose: Choose) -> None:
 
 
 def asked(
-    uri: str, ask: Callable[[], Answer], received: ByteCount, timeout: float = TIMEOUT_SECONDS
+    uri: str, ask: Callable[[], Answer], received: ByteCount, timeout: float = DATA_TIMEOUT_SECONDS
 ) -> Answer:
     """Ask the store, again after transient errors, until `timeout` seconds pass in which `received` does not rise.
 
@@ -88,7 +85,9 @@ def asked(
         raise DataNotFound(f"{uri}: {error}") from error
 
 
-def _stage_remote(uri: str, source: Source, choose: Choose, target: Path, timeout: float) -> dict[str, Path]:
+def _stage_remote(
+    uri: str, source: DataSource, choose: Choose, target: Path, timeout: float
+) -> dict[str, Path]:
     received = ByteCount()
 
     def attempt() -> dict[str, Path]:
@@ -99,13 +98,13 @@ def _stage_remote(uri: str, source: Source, choose: Choose, target: Path, timeou
 
 def _fetch_all(
     uri: str,
-    source: Source,
+    source: DataSource,
     choose: Choose,
     target: Path,
     received: ByteCount,
     pages: int | None = None,
 ) -> dict[str, Path]:
-    """Fetch all files, in one try. `pages`: as for `Source.list`."""
+    """Fetch all files, in one try. `pages`: as for `DataSource.list`."""
     remote = source.list(pages)
     chosen = _chosen(uri, choose, remote)
     for name in chosen:
@@ -120,7 +119,7 @@ def _chosen(uri: str, choose: Choose, names: Collection[str]) -> list[str]:
         raise DataNotFound(f"{uri} {missing}") from None
 
 
-def _fetch(source: Source, file: RemoteFile, target: Path, received: ByteCount) -> None:
+def _fetch(source: DataSource, file: RemoteFile, target: Path, received: ByteCount) -> None:
     """Fetch `file` into `target` and verify it; an interrupted download resumes.
 
     `received` counts the bytes as they arrive.
@@ -148,7 +147,7 @@ def _fetch(source: Source, file: RemoteFile, target: Path, received: ByteCount) 
                     output.write(chunk)
                     received.add(len(chunk))
             except DamagedObject as error:
-                partial.unlink()  # Otherwise the next try would take it for complete.
+                partial.unlink()  # Remove the file: the next try would take it for complete.
                 raise DataCorrupt(str(error)) from error
         output.flush()
         os.fsync(output.fileno())
@@ -162,7 +161,7 @@ def _fetch(source: Source, file: RemoteFile, target: Path, received: ByteCount) 
     )
 
 
-def _check(source: Source, path: Path, file: RemoteFile) -> str:
+def _check(source: DataSource, path: Path, file: RemoteFile) -> str:
     """Return the file's sha256. If size or MD5 differ from the store's, remove the file and raise DataCorrupt."""
     sha256 = hashlib.sha256()
     md5 = hashlib.md5(usedforsecurity=False)
@@ -180,7 +179,7 @@ def _check(source: Source, path: Path, file: RemoteFile) -> str:
     return sha256.hexdigest()
 
 
-def compare(source: Source, file: RemoteFile, size: int, md5: str) -> None:
+def compare(source: DataSource, file: RemoteFile, size: int, md5: str) -> None:
     """Raise DataCorrupt if size, in bytes, or MD5 of the received content differ from the store's."""
     etag = file.etag.strip('"')
     # The ETag of a file uploaded in one piece is its MD5. The ETag of a multipart upload contains a `-`. The ETag of

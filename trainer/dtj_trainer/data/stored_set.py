@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dtj_trainer.artifacts.backoff import retry_transient
-from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
+from dtj_trainer.artifacts.s3 import DATA_TIMEOUT_SECONDS, NoSuchKey, S3Error, retry_transient
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.data.errors import DataNotFound, DataUnavailable
 from dtj_trainer.data.formats import FORMATS
-from dtj_trainer.data.formats.images import Form
+from dtj_trainer.data.formats.images import PictureForm
 from dtj_trainer.data.index import INDEX_NAME, DataIndex
 from dtj_trainer.data.order import WINDOW
 from dtj_trainer.data.ranged import RangedReader, log_wait, open_ranges
@@ -20,10 +19,8 @@ from dtj_trainer.data.stored_examples import MEMORY_BYTES, StoredExamples
 if TYPE_CHECKING:
     from dtj_trainer.data.cache import BlockCache
 
-TIMEOUT_SECONDS = 600.0
-"""Seconds after which an index that can't be read is given up."""
 
-_OWN = Form()
+_OWN = PictureForm()
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class StoredSet:
     skip_corrupt: bool = False
     _opened: list[StoredExamples] = field(default_factory=list)
 
-    def examples(self, split: str, form: Form = _OWN) -> StoredExamples:
+    def examples(self, split: str, form: PictureForm = _OWN) -> StoredExamples:
         """Open a split. `form`: of the decoded pictures; channels are by default those of the index.
 
         Raises DataNotFound.
@@ -101,7 +98,9 @@ def _read_index(uri: str) -> bytes | None:
         return path.read_bytes() if path.exists() else None
     store = Store(s3_location(uri))
     try:
-        return retry_transient(lambda: store.get_bytes(INDEX_NAME), timeout=TIMEOUT_SECONDS, on_wait=log_wait)
+        return retry_transient(
+            lambda: store.get_bytes(INDEX_NAME), timeout=DATA_TIMEOUT_SECONDS, on_wait=log_wait
+        )
     except NoSuchKey:
         return None
     except S3Error as error:

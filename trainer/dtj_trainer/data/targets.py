@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from dtj_trainer.artifacts.backoff import retry_transient
-from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
+from dtj_trainer.artifacts.s3 import DATA_TIMEOUT_SECONDS, NoSuchKey, S3Error, retry_transient
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.data.errors import DataNotFound, DataUnavailable
 from dtj_trainer.data.sources import s3_location
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_SECONDS = 600.0
 T = TypeVar("T")
 
 
@@ -125,7 +123,7 @@ class StoreTarget:
         try:
             return retry_transient(
                 ask,
-                timeout=TIMEOUT_SECONDS,
+                timeout=DATA_TIMEOUT_SECONDS,
                 on_wait=lambda error, delay: log.warning("staging: retry in %.1f s: %s", delay, error),
             )
         except NoSuchKey:

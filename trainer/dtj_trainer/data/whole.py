@@ -15,10 +15,16 @@ from dtj_trainer.data.class_names import EMNIST, distinct, of_lines
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound
 from dtj_trainer.data.folders import Folders, PassedOver, beside, folders_of, hint
 from dtj_trainer.data.formats import FORMATS
-from dtj_trainer.data.formats.cifar import CIFAR10, CIFAR100, BinaryCifar, check_labels
-from dtj_trainer.data.formats.cifar_python import read_examples, read_names
+from dtj_trainer.data.formats.cifar import (
+    CIFAR10,
+    CIFAR100,
+    BinaryCifar,
+    check_labels,
+    read_examples,
+    read_names,
+)
 from dtj_trainer.data.formats.idx import class_names, read_idx
-from dtj_trainer.data.formats.images import Form, Stack, check_memory, pixels_of
+from dtj_trainer.data.formats.images import PictureForm, Stack, check_memory, pixels_of
 from dtj_trainer.data.index import INDEX_NAME
 from dtj_trainer.data.layouts import Layout, fixed_files, layout_of, shards_of
 
@@ -41,7 +47,7 @@ class Whole:
     passed: PassedOver = field(default_factory=PassedOver)
 
 
-def read_whole(files: Files, form: Form, classes: Sequence[str] = ()) -> Whole:
+def read_whole(files: Files, form: PictureForm, classes: Sequence[str] = ()) -> Whole:
     """Read a set of any layout. `classes`: those to take, in the order of their labels; empty for all.
 
     Raises DataNotFound where there is no known set or class, DataCorrupt, or DataTooLarge.
@@ -92,7 +98,7 @@ def _chosen(whole: Whole, classes: Sequence[str]) -> Whole:
     if not classes:
         return whole
     new = np.full(len(whole.classes), -1)
-    places = [_place(name, whole.classes) for name in classes]
+    places = [label_of_class(name, whole.classes) for name in classes]
     if len({*places}) < len(places):
         raise DataNotFound(f"has fewer classes than {', '.join(classes)}: two of these are the same class")
     new[places] = range(len(places))
@@ -103,7 +109,7 @@ def _chosen(whole: Whole, classes: Sequence[str]) -> Whole:
     return Whole(splits, tuple(whole.classes[place] for place in places))
 
 
-def _place(name: str, classes: Sequence[str]) -> int:
+def label_of_class(name: str, classes: Sequence[str]) -> int:
     """Return the label of a class by its name, or by its number where no class has that name."""
     if name not in classes and name.isdecimal() and int(name) < len(classes):
         return int(name)
@@ -114,7 +120,7 @@ def _place(name: str, classes: Sequence[str]) -> int:
     return classes.index(name)
 
 
-def _formed(name: str, split: Arrays, form: Form) -> Arrays:
+def _formed(name: str, split: Arrays, form: PictureForm) -> Arrays:
     pixels, labels = split
     _, channels, height, width = pixels.shape
     if form.size in (None, height) and form.size in (None, width) and form.channels in (None, channels):
@@ -216,10 +222,10 @@ def _threads(files: Files) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _read_folder(files: Files, folders: Folders, form: Form, wanted: Sequence[str]) -> Whole:
+def _read_folder(files: Files, folders: Folders, form: PictureForm, wanted: Sequence[str]) -> Whole:
     folder = folders.splits
     there = sorted({name for _, name in folder.get("train", [])})
-    classes = tuple(there[_place(name, there)] for name in wanted) or tuple(there)
+    classes = tuple(there[label_of_class(name, there)] for name in wanted) or tuple(there)
     labels = {name: label for label, name in enumerate(classes)}
     splits = {}
     with _threads(files) as pool:
@@ -240,7 +246,7 @@ def _read_folder(files: Files, folders: Folders, form: Form, wanted: Sequence[st
     return Whole(splits, classes)
 
 
-def _read_shards(files: Files, kind: str, shards: dict[str, list[str]], form: Form) -> Whole:
+def _read_shards(files: Files, kind: str, shards: dict[str, list[str]], form: PictureForm) -> Whole:
     if "" in shards:
         raise DataNotFound(
             f"has {shards[''][0]}, whose path says no split: a shard's path has the word train, test or validation"
@@ -262,7 +268,7 @@ def _read_shards(files: Files, kind: str, shards: dict[str, list[str]], form: Fo
     return Whole(splits, named)
 
 
-def _read_shard(content: bytes, kind: str, name: str, form: Form, pool: ThreadPoolExecutor) -> Arrays:
+def _read_shard(content: bytes, kind: str, name: str, form: PictureForm, pool: ThreadPoolExecutor) -> Arrays:
     reader = FORMATS[kind]
     cuts = list(reader.blocks(io.BytesIO(content), len(content), where=name))
     stack, labels = Stack(sum(cut.examples for cut in cuts)), list[int]()

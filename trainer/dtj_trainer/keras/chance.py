@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import keras
 import numpy as np
 import tensorflow as tf
 
 from dtj_trainer.train.chance import seed_of
-
-if TYPE_CHECKING:
-    import keras
 
 
 def draw_anew(model: keras.Model, seed: int, step: int, rank: int) -> None:

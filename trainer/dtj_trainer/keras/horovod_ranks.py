@@ -22,7 +22,7 @@ class KerasRanks(HorovodRanks):
     def __init__(self) -> None:
         super().__init__(hvd, tf.constant)
 
-    def overwrite(self, variables: Mapping[str, keras.Variable]) -> None:
+    def broadcast_variables(self, variables: Mapping[str, keras.Variable]) -> None:
         """Overwrite the variables by rank 0's, in groups or in pieces of limited size."""
         small = []
         for name, variable in variables.items():

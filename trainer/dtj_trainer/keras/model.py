@@ -19,10 +19,11 @@ import numpy as np
 import tensorflow as tf
 
 from dtj_trainer.artifacts import checkpoints
-from dtj_trainer.keras import models, optimizers, saved_model, trial
+from dtj_trainer.keras import models, saved_model
 from dtj_trainer.keras.chance import draw_anew
 from dtj_trainer.keras.horovod_ranks import KerasRanks, rows_of
 from dtj_trainer.keras.losses import cross_entropies, right_answers
+from dtj_trainer.keras.optimizers import make_optimizer
 from dtj_trainer.train.array_process import in_memory
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.own_model import is_own
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
     from dtj_trainer.data.pictures import PictureSet
     from dtj_trainer.data.sharding import Share
-    from dtj_trainer.train.options import Options
+    from dtj_trainer.train.options import TrainingOptions
+
 
 _RUN = "run.json"
 """The entry of a checkpoint that is not a variable."""
@@ -46,15 +48,15 @@ _RUN = "run.json"
 class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
     """See PictureModel. `shape` is height, width and channels of a picture."""
 
-    def __init__(self, options: Options, data: PictureSet, ranks: KerasRanks) -> None:
+    def __init__(self, options: TrainingOptions, data: PictureSet, ranks: KerasRanks) -> None:
         self._ranks, self._seed, self._own = ranks, options.seed, is_own(options.model)
         channels, height, width = data.shape
         self.shape = (height, width, channels)
         self.network = models.build(options.model, self.shape, data.classes, options.seed)
         if self._own and checkpoints.newest() is None:
             size = smallest_share(len(data.train), options, ranks.data_size)
-            trial.try_pass(self.network, size, self.shape, data.classes)
-        self.optimizer = optimizers.make(options)
+            saved_model.try_pass(self.network, size, self.shape, data.classes)
+        self.optimizer = make_optimizer(options)
         self.optimizer.build(self.network.trainable_variables)
         self._sums = tf.Variable(tf.zeros(4, tf.float64), trainable=False)  # loss, right, examples, top 5
         self._step = _step(self.network, self.optimizer, self._sums, self.shape, options)
@@ -63,7 +65,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
     def try_export(self) -> None:
         """See PictureModel."""
         if self._own:
-            trial.try_save(self.network)
+            saved_model.try_save(self.network)
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See PictureModel."""
@@ -73,10 +75,10 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
         """See Model."""
         draw_anew(self.network, self._seed, step, self._ranks.rank)
         self.optimizer.learning_rate = rate
-        # A share of weight 0 must not change the statistics either.
+        # An empty share of a batch has weight 0. It changes no gradient, and it must not change the statistics.
         kept = [] if share.count else [(each, each.numpy()) for each in statistics(self.network)]
-        # Averaged over the ranks, this is the mean over all examples of the step, also when ranks have different
-        # counts.
+        # With this scale, the average over the ranks is the mean over all examples of the step, even if ranks have
+        # different counts.
         self._step(*data, np.int32(share.count), np.float32(self._ranks.size / share.total))
         for each, before in kept:
             each.assign(before)
@@ -93,7 +95,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
 
     def average_statistics(self) -> None:
         """See Model. Uses a single exchange."""
-        self._ranks.overwrite(counters(self.network))
+        self._ranks.broadcast_variables(counters(self.network))
         variables = statistics(self.network)
         if not variables:
             return
@@ -115,7 +117,9 @@ class KerasSaver(FileSaver):
     file = "state.npz"
     _ranks: KerasRanks
 
-    def __init__(self, options: Options, data: PictureSet, model: KerasModel, ranks: KerasRanks) -> None:
+    def __init__(
+        self, options: TrainingOptions, data: PictureSet, model: KerasModel, ranks: KerasRanks
+    ) -> None:
         super().__init__(options, data.train.blocks, ranks, data.class_names, data.train.stock)
         self._network, self._shape = model.network, model.shape
         self._classes, self._class_names = data.classes, data.class_names
@@ -173,7 +177,7 @@ class KerasSaver(FileSaver):
 
     def share_state(self) -> None:
         """See FileSaver."""
-        self._ranks.overwrite(self._variables)
+        self._ranks.broadcast_variables(self._variables)
 
     def digest(self) -> str:
         """See FileSaver."""
@@ -222,14 +226,14 @@ def _step(
     optimizer: keras.optimizers.Optimizer,
     sums: tf.Variable,
     shape: tuple[int, int, int],
-    options: Options,
+    options: TrainingOptions,
 ) -> Callable[..., None]:
     """Compile a training step as one graph. Its signature lets a smaller last batch use the same graph.
 
     No function of the step has a Python condition on a tensor. AutoGraph would rewrite the source of all of them,
     Horovod's included, which takes most of the time before the first step.
     """
-    # An L2 penalty, unlike Keras's own `weight_decay`, which adamw uses.
+    # Add an L2 penalty to the gradients; adamw applies Keras's own `weight_decay` instead.
     penalty = 0.0 if options.optimizer == "adamw" else options.weight_decay
     variables = [variable.value for variable in model.trainable_variables]
 
@@ -240,7 +244,8 @@ def _step(
             loss = tf.reduce_sum(cross_entropies(wanted, logits, options.label_smoothing))
             scaled = loss * scale
             if own := model.losses:
-                # Means over the examples, or of weights alone: once a step in both cases.
+                # The network's own losses are means over the examples, or depend on weights alone: they count once a
+                # step in both cases.
                 scaled += tf.add_n(own) * tf.cast(count, tf.float32) * scale
         gradients = hvd.DistributedGradientTape(tape, op=hvd.Average).gradient(scaled, variables)
         if options.clip_norm is not None:

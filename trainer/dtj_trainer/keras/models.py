@@ -29,7 +29,7 @@ def build(name: str, shape: tuple[int, int, int], classes: int, seed: int) -> ke
         raise ValueError(f"{name} needs pictures of at least 8x8, these are {height}x{width}")
     pixels = keras.Input(shape, dtype="float32", name="pixels")
     scaled = keras.layers.Rescaling(1 / 127.5, offset=-1.0, name="scaling")(pixels)
-    keras.utils.set_random_seed(seed)  # For networks whose layers have no seeds of their own.
+    keras.utils.set_random_seed(seed)  # for networks whose layers have no seeds of their own
     if is_own(name):
         logits = _own(name, channels, classes)(scaled)
     else:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import keras
 
 if TYPE_CHECKING:
-    from dtj_trainer.train.options import Options
+    from dtj_trainer.train.options import TrainingOptions
 
 
-def make(options: Options) -> keras.optimizers.Optimizer:
+def make_optimizer(options: TrainingOptions) -> keras.optimizers.Optimizer:
     """Make the optimizer of `--optimizer`, with the constants of PyTorch. Only adamw applies `--weight-decay`."""
     match options.optimizer:
         case "adam":

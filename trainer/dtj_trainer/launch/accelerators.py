@@ -21,7 +21,8 @@ from dtj_trainer.launch import cuda_driver
 log = logging.getLogger(__name__)
 
 DRIVER_SECONDS = 60.0
-"""Without persistence mode, a driver first initializes each GPU of the node, which takes seconds."""
+"""How long the driver may take to answer. Without persistence mode, a driver first initializes each GPU of the node,
+which takes seconds."""
 _WAIT_SECONDS = DRIVER_SECONDS + 5.0
 """Longer than DRIVER_SECONDS: a process that hangs in the driver can't always be killed, so the check gives up."""
 _REMEDY = "docs/gpu-images.md says what a node and an image need; gpus: 0 trains on CPUs"

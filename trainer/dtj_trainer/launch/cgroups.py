@@ -8,7 +8,7 @@ from pathlib import Path
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 _UNLIMITED = 1 << 60
-"""In v1, a limit of about 2**63 means no limit."""
+"""In cgroup v1, a limit of about 2**63 means no limit."""
 
 
 @dataclass(frozen=True)
@@ -92,3 +92,23 @@ def _quota(text: str) -> float | None:
     """Return the processors that `quota period` allows; None for `max` and -1, which mean no limit."""
     quota, *period = text.split() or [""]
     return int(quota) / int(period[0]) if quota.isdecimal() and period and period[0].isdecimal() else None
+
+
+# oom_kills counts the processes of this container that the kernel killed because of its memory limit.
+
+
+def oom_kills(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS) -> int | None:
+    """Return the cgroup's `oom_kill` counter (v1 or v2); None if it can't be read.
+
+    Compare two readings: the counter starts with the container, not with the program.
+    """
+    for _, path in candidates("memory", "memory.oom_control", "memory.events", cgroups, own_cgroups):
+        try:
+            content = path.read_text()
+        except OSError:
+            continue
+        for line in content.splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill" and value.strip().isdecimal():
+                return int(value)
+    return None

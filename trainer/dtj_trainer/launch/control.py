@@ -2,7 +2,8 @@
 workspace.
 
 A wrapper waits until its pod is ready, attaches when its program runs, reports the program's end, and may request the
-final sync. A connection that breaks before the report of the end means that the wrapper was killed.
+final sync. A connection that breaks before the report of the end means that the wrapper was killed. In a pod that
+keeps spares, a second connection of the wrapper starts the program: see `rank_starts`.
 """
 
 from __future__ import annotations
@@ -28,16 +29,19 @@ from dtj_trainer.contract.failure_class import FailureClass
 log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.1
-_LONGEST_LINE_BYTES = 1024 * 1024
+LINE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Attached:
-    """The wrapper of a rank, and the process of the rank's program, which leads a process group."""
+    """The wrapper of a rank, and the process of the rank's program, which leads a process group. `round`: that of the
+    rank, see `rounds`.
+    """
 
     rank: int
     wrapper_pid: int
     program_pid: int
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,8 @@ class Answer:
 class Supervision(Protocol):
     """The supervisor's side of the protocol. Each call comes from a thread of its own."""
 
-    def ready(self) -> Answer:
-        """Answer when programs may start, or when it is certain that they can't."""
+    def ready(self, number: int) -> Answer:
+        """Answer when programs of this round may start, or when it is certain that they can't."""
 
     def attached(self, rank: Attached) -> None:
         """Record that a rank's program runs."""
@@ -61,7 +65,7 @@ class Supervision(Protocol):
     def died(self, at_ns: int) -> None:
         """Record that a rank's program was killed at this wall-clock time; its output may still be read."""
 
-    def ended(self, rank: Attached, *, cut_off: bool, torn: Sequence[Path]) -> None:
+    def ended(self, rank: Attached, *, failed: bool, cut_off: bool, torn: Sequence[Path]) -> None:
         """Record that a rank's program ended. `cut_off`: the last file that it wrote may be incomplete. `torn`: files
         whose writers were killed after the program's end.
         """
@@ -69,8 +73,15 @@ class Supervision(Protocol):
     def lost(self, rank: Attached) -> None:
         """Record that a wrapper disappeared before it reported its program's end."""
 
-    def finish(self) -> Answer:
-        """Upload everything, then answer."""
+    def finish(self, number: int) -> Answer:
+        """Upload everything after a program of this round succeeded, then answer."""
+
+
+class Starts(Protocol):
+    """The agent's side of the connections by which programs start."""
+
+    def serve(self, connection: socket.socket, stream: BufferedRWPair, wanted: dict[str, Any]) -> None:
+        """Start a program, and return at the end of the connection. Each call comes from a thread of its own."""
 
 
 @contextmanager
@@ -86,8 +97,9 @@ def _short_path(path: Path) -> Iterator[str]:
 class ControlServer:
     """Listens on a Unix socket, and passes the wrappers' messages to the supervision."""
 
-    def __init__(self, path: Path, supervision: Supervision) -> None:
-        self._supervision = supervision
+    def __init__(self, path: Path, supervision: Supervision, starts: Starts | None = None) -> None:
+        """`starts`: None in a pod that keeps no spares."""
+        self._supervision, self._starts = supervision, starts
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path.unlink(missing_ok=True)
         with _short_path(path) as name:
@@ -121,28 +133,33 @@ class ControlServer:
         rank: Attached | None = None
         reported_end = False
         with connection, connection.makefile("rwb") as stream, contextlib.suppress(OSError, ValueError):
-            while line := stream.readline(_LONGEST_LINE_BYTES):
+            while line := stream.readline(LINE_BYTES):
                 call: dict[str, Any] = json.loads(line)
-                if "attach" in call:
+                if "start" in call:
+                    if self._starts:
+                        self._starts.serve(connection, stream, call["start"])
+                elif "attach" in call:
                     rank = Attached(**call["attach"])
                     self._supervision.attached(rank)
                 elif "died" in call:
                     self._supervision.died(int(call["died"]["atNs"]))
                 elif "ended" in call and rank:
                     reported_end = True
-                    torn = [Path(path) for path in call["ended"]["torn"]]
-                    self._supervision.ended(rank, cut_off=bool(call["ended"]["cutOff"]), torn=torn)
+                    end = call["ended"]
+                    torn = [Path(path) for path in end["torn"]]
+                    failed, cut_off = bool(end["failed"]), bool(end["cutOff"])
+                    self._supervision.ended(rank, failed=failed, cut_off=cut_off, torn=torn)
                 elif "ready" in call:
-                    _write(stream, asdict(self._supervision.ready()))
+                    _write(stream, asdict(self._supervision.ready(int(call["ready"]))))
                 elif "finish" in call:
-                    _write(stream, asdict(self._finish()))
+                    _write(stream, asdict(self._finish(int(call["finish"]))))
         if rank and not reported_end:
             self._supervision.lost(rank)
 
-    def _finish(self) -> Answer:
+    def _finish(self, number: int) -> Answer:
         """Return the supervision's answer. An exception becomes an answer too, instead of a broken connection."""
         try:
-            return self._supervision.finish()
+            return self._supervision.finish(number)
         except Exception as error:
             log.exception("the final sync failed")
             return Answer(f"the final sync failed: {error!r}", {})
@@ -162,9 +179,9 @@ class ControlClient:
         """Close a connection that did not attach and only asked whether the pod is ready."""
         self._stream.close()
 
-    def ready(self) -> Answer:
-        """Wait until the pod has restored what programs need. Raises SupervisorGone."""
-        return self._ask("ready", "the pod's supervisor ended before the artifacts were restored")
+    def ready(self, number: int) -> Answer:
+        """Wait until the pod has restored what programs of this round need. Raises SupervisorGone."""
+        return self._ask("ready", number, "the pod's supervisor ended before the artifacts were restored")
 
     def attach(self, rank: Attached) -> None:
         """Report that the program runs."""
@@ -174,22 +191,22 @@ class ControlClient:
         """Report at once that the program was killed; see `Supervision.died`."""
         self._send({"died": {"atNs": at_ns}})
 
-    def ended(self, *, cut_off: bool, torn: Sequence[Path]) -> None:
+    def ended(self, *, failed: bool, cut_off: bool, torn: Sequence[Path]) -> None:
         """Report that the program ended; see `Supervision.ended`."""
-        self._send({"ended": {"cutOff": cut_off, "torn": [str(path) for path in torn]}})
+        self._send({"ended": {"failed": failed, "cutOff": cut_off, "torn": [str(path) for path in torn]}})
 
-    def finish(self) -> Answer:
+    def finish(self, number: int) -> Answer:
         """Request the final sync and wait for it. Raises SupervisorGone.
 
         The sync begins when the pod's other ranks have ended, however long that takes. Then the supervisor's own
         timeout applies.
         """
-        return self._ask("finish", "the pod's supervisor ended before the artifacts were uploaded")
+        return self._ask("finish", number, "the pod's supervisor ended before the artifacts were uploaded")
 
-    def _ask(self, what: str, message: str) -> Answer:
+    def _ask(self, what: str, number: int, message: str) -> Answer:
         try:
-            self._send({what: True})
-            line = self._stream.readline(_LONGEST_LINE_BYTES)
+            self._send({what: number})
+            line = self._stream.readline(LINE_BYTES)
             if not line:
                 raise SupervisorGone(message)
             answer = json.loads(line)
@@ -209,6 +226,12 @@ def _write(stream: BufferedRWPair, content: dict[str, Any]) -> None:
 
 def connect(path: Path) -> ControlClient | None:
     """Connect to the supervisor of this pod; None without a supervisor."""
+    connection = connected(path)
+    return ControlClient(connection) if connection else None
+
+
+def connected(path: Path) -> socket.socket | None:
+    """Return a connection to the supervisor of this pod; None without a supervisor."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short_path(path) as name:
@@ -216,4 +239,4 @@ def connect(path: Path) -> ControlClient | None:
     except OSError:
         connection.close()
         return None
-    return ControlClient(connection)
+    return connection

@@ -18,8 +18,10 @@ from collections.abc import Mapping, Sequence
 from dtj_trainer import contract
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.failure import signal_name
+from dtj_trainer.launch.mpirun_hosts import local_workers
 from dtj_trainer.launch.output import writer_to
 from dtj_trainer.launch.program import STOP_ALL_RANKS
+from dtj_trainer.launch.settings import read_settings
 from dtj_trainer.launch.termination import RankExit, marker_line
 from dtj_trainer.parent_death import die_with_parent
 
@@ -121,6 +123,9 @@ def main() -> int:
             }
         )
         return contract.EXIT_COMMAND_NOT_FOUND
+    if number := int(os.environ.get(contract.ENV_ROUND) or 0):
+        # Before the first round, the launcher has waited.
+        local_workers(read_settings(os.environ)).wait_until_open(number)
     return GlooRanks().run(command, environments)
 
 

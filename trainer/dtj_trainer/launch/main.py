@@ -2,21 +2,84 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
 from dtj_trainer import contract
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch import own_root
-from dtj_trainer.launch.descendants import adopt_orphans
-from dtj_trainer.launch.init import leave_process_1
+from dtj_trainer.launch.processes import adopt_orphans
 from dtj_trainer.launch.settings import Settings, SettingsError, read_settings
 from dtj_trainer.launch.termination import write_termination
+
+# A minimal init as process 1 of a container without tini: it reaps orphans and forwards signals.
+
+# Signals that the kernel raises in the faulty process itself, or that can't be waited for.
+_NOT_PASSED_ON = {
+    *(signal.SIGKILL, signal.SIGSTOP),
+    *(
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGABRT,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+    ),
+}
+
+
+def leave_process_1() -> None:
+    """If this is process 1, continue in a child, and run a small init in process 1; otherwise do nothing.
+
+    Processes whose parent has ended become children of process 1. dtj-launch waits only for its own children. As
+    process 1 it would accumulate zombies of all others: a week of data loaders may use up all pids of a pod. Call the
+    function before any thread is started.
+    """
+    if os.getpid() != 1:
+        return
+    waited_for = signal.valid_signals() - _NOT_PASSED_ON
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return
+    # When process 1 exits, the kernel kills all other processes of the container.
+    os._exit(_look_after(child, waited_for))
+
+
+def _look_after(child: int, waited_for: Collection[int]) -> int:
+    """Serve until the child has ended; return its exit code, as a shell reports it."""
+    while True:
+        number = signal.sigwaitinfo(waited_for).si_signo
+        if number != signal.SIGCHLD:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
+        elif (status := _reaped(child)) is not None:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _reaped(child: int) -> int | None:
+    """Reap all ended processes, as one signal may stand for several; return the child's status if it ended."""
+    found = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        if pid == child:
+            found = status
+
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +212,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _prepare_folders(name: str, settings: Settings) -> int:
     """Make the folders of code and checkpoints that a kind needs; return the exit code of a failure, or 0."""
-    # The folder of checkpoints may lie in the folder of the code.
+    # Bring the code first: the folder of checkpoints may lie in the folder of the code.
     if name in BRING_CODE and (settings.code or settings.packages) and (code := _bring_code(settings)):
         return code
     if settings.checkpoints_dir and not settings.own_root and name in KEEP_CHECKPOINTS:
@@ -178,8 +241,7 @@ def _with_code(environment: dict[str, str], settings: Settings) -> dict[str, str
 
 def _bring_code(settings: Settings) -> int:
     """Unpack the job's code and install its packages; return the exit code of a failure, or 0."""
-    from dtj_trainer.launch.code import CodeUnavailable, bring_code
-    from dtj_trainer.launch.packages import bring_packages
+    from dtj_trainer.launch.code import CodeUnavailable, bring_code, bring_packages
 
     try:
         bring_code(settings)

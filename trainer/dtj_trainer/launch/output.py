@@ -16,13 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from dtj_trainer.artifacts.rotation import (
-    MOST_ROTATED,
-    ROTATE_BYTES,
-    remove_up_to,
-    rotated,
-    rotated_numbers,
-)
+from dtj_trainer.artifacts.segments import MOST_ROTATED, ROTATE_BYTES, remove_up_to, rotated, rotated_numbers
 from dtj_trainer.launch.termination import LAST_LOG_LINES
 
 LONGEST_LINE_BYTES = 16 * 1024
@@ -120,11 +114,18 @@ class LogFile:
 
     def write(self, lines: bytes) -> None:
         """Append lines. They stay together in one file."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # ValueError: the file was closed meanwhile.
             if self._file is None or self._size + len(lines) > ROTATE_BYTES:
                 self._rotate()
             if self._file is not None:
                 self._size += self._file.write(lines) or 0
+
+    def close(self) -> None:
+        """Close the file. A process that outlived its program may still write lines: they open the file again."""
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+        self._file = None
 
     def _open(self) -> None:
         self._file = self._path.open("ab", buffering=0)

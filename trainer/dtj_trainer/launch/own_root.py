@@ -31,7 +31,8 @@ _UNBINDABLE, _SLAVE = 0x20000, 0x80000
 _DETACH = 2
 
 TRIAL_SECONDS = 30.0
-"""The trial takes milliseconds, unless a network file system in `/` has a server that does not answer."""
+"""The time limit of the trial. A trial takes milliseconds, unless a network file system in `/` has a server that does
+not answer."""
 
 
 class NoNamespaceError(Exception):
@@ -115,7 +116,7 @@ def _mount(root: Path, checkpoints: Path | None) -> None:
     new = root / contract.RUN / "root"
     new.mkdir(parents=True, exist_ok=True)
     _call("mount", b"tmpfs", os.fsencode(new), b"tmpfs", 0, b"mode=755")
-    # Otherwise the recursive bind mount of its parent would contain the new root.
+    # Make the new root unbindable: otherwise the recursive bind mount of its parent would contain it.
     _call("mount", b"none", os.fsencode(new), None, _UNBINDABLE, None)
     with os.scandir("/") as entries:
         for entry in entries:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO, Protocol
 
 from dtj_trainer import contract
-from dtj_trainer.launch.descendants import stop_writers
-from dtj_trainer.launch.oom import oom_kills
-from dtj_trainer.launch.output import lines_of
+from dtj_trainer.launch.cgroups import oom_kills
+from dtj_trainer.launch.output import LastLines, LogFile, lines_of, writer_to
+from dtj_trainer.launch.processes import stop_writers
+from dtj_trainer.launch.settings import Settings
 from dtj_trainer.parent_death import die_with_parent
 
 POLL_SECONDS = 0.05
@@ -31,6 +35,8 @@ STOP_ALL_RANKS = signal.SIGUSR1
 gives the ranks only a second, too little for a checkpoint."""
 _KILLS = {signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, 2**64 - 1
+_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
+"""The limits that the container gives to its processes. A server of connections raises that of this process."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,59 @@ class ProgramEnd:
         return self.signal is None and (self.succeeded or not self.stopped)
 
 
+def start_process(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path | None,
+    *,
+    pass_fds: Sequence[int] = (),
+    own_group: bool = True,
+    first: Callable[[], None] = lambda: None,
+) -> subprocess.Popen[bytes]:
+    """Start a process, whose output goes to a pipe. Raises OSError as `subprocess.Popen` does.
+
+    folder: the working directory, if not this one. pass_fds: descriptors that the process has, too. own_group:
+    whether the process leads a process group. first: what the process does before it becomes the command.
+    """
+    return subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
+        list(command),
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
+        process_group=0 if own_group else None,
+        pass_fds=pass_fds,
+        preexec_fn=_first_of_all(first),
+    )
+
+
+class Started(Protocol):
+    """The first process of a program, as `subprocess.Popen` has it. It may be a child of another process."""
+
+    pid: int
+    stdout: IO[bytes] | None
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless the process is known to have ended."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; return the exit code, or the negative number of a signal."""
+
+
+class Starter:
+    """How a program starts: by a new process. `spare` and `rank_starts` have other ways."""
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None) -> Started:
+        """Return the process of the program, the first of its own process group. Raises OSError."""
+        return start_process(command, environment, folder)
+
+    def oom_kills(self) -> int | None:
+        """Return how many processes of the container's programs the kernel has killed; None if nobody knows."""
+        return oom_kills()
+
+
 class Program:
     """One run of a command. Construct it and call `run` in the main thread."""
 
@@ -91,20 +150,23 @@ class Program:
         stop_whole_group: bool = True,
         kept: Iterable[Path] = (),
         folder: Path | None = None,
+        starter: Starter | None = None,
     ) -> None:
         """`stop_whole_group`: `stop` signals all processes of the program, not only the first one. `kept`: folders
         whose files are of use only when they are complete. `folder`: the working directory, if not this one.
+        `starter`: starts the process.
         """
+        self._starter = starter or Starter()
         self._kept = tuple(kept)
         self._folder = folder
         self._command = list(command)
         self._environment = {"PYTHONUNBUFFERED": "1", **environment}
         self._on_lines = on_lines
         self._stop_whole_group = stop_whole_group
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Started | None = None
         self._stop_signal: int | None = None
         self._sent_signal: int | None = None
-        self._oom_before = oom_kills()
+        self._oom_before = self._starter.oom_kills()
         self._killed = False
         self._over = False
 
@@ -136,20 +198,16 @@ class Program:
             self._killed = True
             self._signal_group(signal.SIGKILL)
 
+    def end(self) -> None:
+        """Kill the program because its round ends. Its death counts as asked for, an end before as its own."""
+        if self._process is not None and not self._over:
+            self._stop_signal = signal.SIGKILL
+            self.kill()
+
     def start(self) -> ProgramEnd | None:
         """Start the program; return the end at once when the command does not exist."""
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
-                self._command,
-                env=self._environment,
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
-                process_group=0,
-                preexec_fn=_first_of_all(),
-            )
+            self._process = self._starter.start(self._command, self._environment, self._folder)
         except FileNotFoundError as error:
             return ProgramEnd(contract.EXIT_COMMAND_NOT_FOUND, missing=_not_found(self._command[0], error))
         except (PermissionError, NotADirectoryError) as error:
@@ -173,7 +231,7 @@ class Program:
         assert process is not None
         assert process.stdout is not None
         output = process.stdout
-        reader = threading.Thread(target=self._read, args=(output.fileno(),), daemon=True)
+        reader = threading.Thread(target=self._read, args=(output,), daemon=True)
         reader.start()
         end = self._end(_exit_code(process))
         if self._stop_whole_group and end.signal and end.signal == (self._sent_signal or self._stop_signal):
@@ -202,16 +260,18 @@ class Program:
     def _end(self, code: int) -> ProgramEnd:
         killed = -code if code < 0 else None
         may_be_oom = killed == signal.SIGKILL if killed else code != 0
+        before_end = self._stop_signal == signal.SIGKILL != killed
         return ProgramEnd(
             128 + killed if killed else code,
             signal=killed,
             oom_killed=may_be_oom and self._oom_rose(),
-            stop_signal=self._stop_signal,
+            stop_signal=None if before_end else self._stop_signal,
         )
 
-    def _read(self, descriptor: int) -> None:
-        for lines in lines_of(descriptor):
-            self._on_lines(lines)
+    def _read(self, output: IO[bytes]) -> None:
+        with output:
+            for lines in lines_of(output.fileno()):
+                self._on_lines(lines)
 
     def _signal_group(self, number: int) -> None:
         if self._process is not None:
@@ -227,11 +287,11 @@ class Program:
         return True
 
     def _oom_rose(self) -> bool:
-        now = oom_kills()
+        now = self._starter.oom_kills()
         return now is not None and self._oom_before is not None and now > self._oom_before
 
 
-def _exit_code(process: subprocess.Popen[bytes]) -> int:
+def _exit_code(process: Started) -> int:
     """Wait for a process. The main thread has signals to handle meanwhile, so that another thread waits for it."""
     if threading.current_thread() is not threading.main_thread():
         return process.wait()
@@ -250,15 +310,94 @@ def _not_found(command: str, error: FileNotFoundError) -> str:
     return f"{command} is not on the PATH of the image"
 
 
-def _first_of_all() -> Callable[[], None]:
-    """Return the first action of the program's process: it dies with its parent, and lets py-spy trace it, which Yama
-    otherwise forbids to processes that are no ancestors.
+def _first_of_all(rest: Callable[[], None]) -> Callable[[], None]:
+    """Return the first action of the program's process: it dies with its parent, has the container's limits, and lets
+    py-spy trace it, which Yama otherwise forbids to processes that are no ancestors. Then it does the rest.
     """
     die_with_this, prctl = die_with_parent(), ctypes.CDLL(None).prctl
     anybody = ctypes.c_ulong(_PR_SET_PTRACER_ANY)
 
     def ask() -> None:
         die_with_this()
+        resource.setrlimit(resource.RLIMIT_NOFILE, _FILES)
         prctl(_PR_SET_PTRACER, anybody)
+        rest()
 
     return ask
+
+
+# The user's program: its output goes to a log and to stdout, and its last lines are remembered.
+
+REMEMBERED_LINES = 200
+"""Enough for the exceptions of a pod's ranks with their C++ frames, and torchrun's table after them."""
+
+
+class LoggedProgram(Program):
+    """One run of the user's command, with the environment of the settings. `prefix` precedes each line on stdout.
+
+    `log`: the name of the log. `variables`: added to the environment.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        command: Sequence[str],
+        log: str,
+        *,
+        prefix: str = "",
+        variables: Mapping[str, str] | None = None,
+        starter: Starter | None = None,
+    ) -> None:
+        log_file = LogFile(settings.logs / log, kept=settings.rotated_logs)
+        pass_on = writer_to(sys.stdout.fileno(), prefix.encode())
+        self.last_lines = LastLines(REMEMBERED_LINES)
+        self._killing: list[threading.Timer] = []
+
+        def show(lines: bytes) -> None:
+            log_file.write(lines)
+            pass_on(lines)
+
+        def on_lines(lines: bytes) -> None:
+            show(lines)
+            self.last_lines.add(lines)
+
+        self._show, self._log_file = show, log_file
+
+        environment = {**settings.environment, **(variables or {})}
+        super().__init__(
+            command,
+            environment,
+            on_lines,
+            kept=settings.kept_whole,
+            folder=settings.code_folder,
+            starter=starter,
+        )
+
+    def stop_soon(self, number: int, kill_after: float | None = None) -> None:
+        """Ask the program by a signal to stop; kill it after `kill_after` seconds."""
+        self.stop(number)
+        if kill_after is not None:
+            self._killing.append(timer := threading.Timer(kill_after, self.kill))
+            timer.daemon = True
+            timer.start()
+
+    def wait(self, on_killed: Callable[[int], None] = lambda _: None) -> ProgramEnd:
+        """See `Program.wait`. Nothing of the program is left to kill afterwards."""
+        end = super().wait(on_killed)
+        for timer in self._killing:
+            timer.cancel()
+        self._log_file.close()
+        return end
+
+    def tell(self, line: str) -> None:
+        """Write a line of dtj between those of the program. Call it before `start`."""
+        self._show(f"{line}\n".encode())
+
+    def stop_by_signals(self, kill_after: float | None = None) -> None:
+        """Forward SIGTERM and SIGINT to the program; kill it `kill_after` seconds later."""
+
+        def stop(number: int, _: object) -> None:
+            self.stop_soon(number, kill_after)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)

@@ -13,14 +13,13 @@ import time
 from collections.abc import Sequence
 
 from dtj_trainer.launch.control import Attached, ControlClient, SupervisorGone, connect
-from dtj_trainer.launch.descendants import end_descendants
 from dtj_trainer.launch.failure import cut_off, followed_another, forget_failures, rank_exit, unavailable
-from dtj_trainer.launch.logged_program import LoggedProgram
 from dtj_trainer.launch.output import writer_to
-from dtj_trainer.launch.program import STOP_ALL_RANKS
+from dtj_trainer.launch.processes import end_descendants
+from dtj_trainer.launch.program import STOP_ALL_RANKS, LoggedProgram
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit, marker_line
-from dtj_trainer.launch.tracker_variables import tracker_variables
+from dtj_trainer.launch.tracking import tracker_variables
 from dtj_trainer.parent_death import die_with_parent
 
 DRAIN_SECONDS = 0.5
@@ -43,6 +42,12 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
         return _report_exit(fault)
     rank = settings.rank or 0
     forget_failures(settings)
+    rounds = settings.pod.rounds
+    starter = None
+    if rounds and rounds.spare:
+        from dtj_trainer.launch.rank_starts import RankStarter  # Few jobs keep spares.
+
+        starter = RankStarter(settings.control_socket, rank, settings.round)
     # The launcher recognizes lines of ranks, as opposed to mpirun's own, by the prefix.
     program = LoggedProgram(
         settings,
@@ -50,6 +55,7 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
         f"rank-{rank}.log",
         prefix=f"[rank {rank}] ",
         variables=tracker_variables(settings),
+        starter=starter,
     )
     program.stop_by_signals()
     launcher_stops = threading.Event()
@@ -59,14 +65,18 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
         program.stop(signal.SIGTERM)
 
     signal.signal(STOP_ALL_RANKS, stop)
+    if settings.round:
+        program.tell(f"dtj: round {settings.round} begins")
     end = program.start()
     if end is None:
-        supervisor.attach(Attached(rank, os.getpid(), program.pid or 0))
+        supervisor.attach(Attached(rank, os.getpid(), program.pid or 0, settings.round))
         end = program.wait(supervisor.died)
-    torn = [*end.torn, *end_descendants(settings.kept_whole)]
+    torn = [*end.torn, *end_descendants(settings.kept_whole).torn]
+    if starter:
+        torn += starter.end_orphans(settings.kept_whole)
     exit_report = rank_exit(settings, end, program.last_lines.lines())
     if program.pid is not None:
-        supervisor.ended(cut_off=cut_off(end, exit_report), torn=torn)
+        supervisor.ended(failed="class" in exit_report, cut_off=cut_off(end, exit_report), torn=torn)
     if followed_another(end, program.last_lines.lines()):
         time.sleep(CAUSE_SECONDS)
     if end.succeeded:
@@ -80,7 +90,7 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
 def _fault(settings: Settings, supervisor: ControlClient) -> RankExit | None:
     """Wait until the pod has restored its artifacts; return why the program can't start, or None."""
     try:
-        answer = supervisor.ready()
+        answer = supervisor.ready(settings.round)
     except SupervisorGone as error:
         return unavailable(settings, str(error))
     return unavailable(settings, answer.fault, answer.cause) if answer.fault else None
@@ -89,7 +99,7 @@ def _fault(settings: Settings, supervisor: ControlClient) -> RankExit | None:
 def _finished(settings: Settings, supervisor: ControlClient, exit_report: RankExit) -> RankExit:
     """Upload the pod's artifacts after a success; return the end to report."""
     try:
-        answer = supervisor.finish()
+        answer = supervisor.finish(settings.round)
     except SupervisorGone as error:
         return unavailable(settings, str(error))
     if answer.fault:

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.backoff import SYNC_TIMEOUT_SECONDS
 from dtj_trainer.artifacts.checkpoints import DEFAULT_KEEP
-from dtj_trainer.artifacts.pace import BYTES_PER_SECOND
 from dtj_trainer.artifacts.peer_hosts import PeerHosts, peers_from_environment
-from dtj_trainer.artifacts.rotation import KEPT_ROTATED, MOST_ROTATED
-from dtj_trainer.artifacts.s3_options import read_options
+from dtj_trainer.artifacts.s3 import BYTES_PER_SECOND, SYNC_TIMEOUT_SECONDS, read_options
+from dtj_trainer.artifacts.segments import KEPT_ROTATED, MOST_ROTATED
 
 DEFAULT_PEER_TIMEOUT_SECONDS = 300.0
 DEFAULT_SETTLE_SECONDS = 5.0
@@ -57,6 +55,8 @@ class Settings:
     gpu_resource: str
     rank: int | None
     """The rank of the program's process; None where no variable sets a rank."""
+    round: int
+    """The number of restarts in place before the start of a rank."""
     start_barrier: tuple[str, int] | None
     """Host and port where the pods wait for each other before they start their ranks; None: they do not wait."""
     peer_timeout: float
@@ -293,6 +293,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         gpus=integer(contract.ENV_GPUS, 0),
         gpu_resource=environment.get(contract.ENV_GPU_RESOURCE, ""),
         rank=contract.rank_of(environment),
+        round=integer(contract.ENV_ROUND, 0),
         start_barrier=_read_start_barrier(environment),
         peer_timeout=number(contract.ENV_PEER_TIMEOUT_SECONDS, DEFAULT_PEER_TIMEOUT_SECONDS),
         sync_timeout=number(contract.ENV_SYNC_TIMEOUT_SECONDS, SYNC_TIMEOUT_SECONDS),

@@ -18,7 +18,7 @@ LONGEST_LOG_LINE = 400
 """The longest log line in a termination message, in characters. A message that is too long gets shorter lines."""
 SHORTEST_LOG_LINE = 60
 LONGEST_MARKER_BYTES = 3500
-"""A write of up to 4096 bytes to a pipe stays in one piece."""
+"""The most bytes of a marker line. A write of up to 4096 bytes to a pipe stays in one piece."""
 
 
 class RankExit(contract.Termination, total=False):

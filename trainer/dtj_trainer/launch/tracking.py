@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dtj_trainer import contract
-from dtj_trainer.contract.tracker import RunStatus, tracking_uri
+from dtj_trainer.contract.tracker import MLFLOW_RUN, MLFLOW_URI, WANDB_SIGNS, RunStatus, tracking_uri
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.parent_death import die_with_parent
 from dtj_trainer.whole_file import write_whole
@@ -47,6 +47,8 @@ class Tracking:
         """artifacts: what is in the bucket now."""
         self._uri = tracked(settings)
         self._settings, self._artifacts = settings, artifacts
+        self.restarts = 0
+        """The restarts in place of this attempt. The run gets a new value within seconds."""
         self._process: subprocess.Popen[str] | None = None
         self._writing = threading.Lock()
         self._known = threading.Event()
@@ -89,7 +91,7 @@ class Tracking:
         if run := document.get("runId"):
             self._keep_run(str(run))
         self._send({"begin": document})
-        for work in (self._listen, self._follow_artifacts):
+        for work in (self._listen, self._follow):
             threading.Thread(target=work, name="tracking", daemon=True).start()
         seconds = self._settings.tracking_start
         if not self._known.wait(seconds):
@@ -151,6 +153,7 @@ class Tracking:
 
     def _send_last(self, status: RunStatus) -> None:
         self._send({"artifacts": self._artifacts()})
+        self._send({"restarts": self.restarts})
         self._send({"end": status})
 
     def _send(self, message: Mapping[str, object]) -> None:
@@ -180,14 +183,50 @@ class Tracking:
         _write(self._run_file, {"uri": self._uri, "runId": run})
         self._known.set()
 
-    def _follow_artifacts(self) -> None:
+    def _follow(self) -> None:
         told: contract.Artifacts = {}
+        told_restarts = 0
         while not self._over.is_set():
             if (now := self._artifacts()) != told:
                 told = now
                 self._send({"artifacts": now})
+            if (restarts := self.restarts) != told_restarts:
+                told_restarts = restarts
+                self._send({"restarts": restarts})
             self._over.wait(_ARTIFACTS_SECONDS)
 
 
 def _write(path: Path, content: object) -> None:
     write_whole(path, lambda written: written.write_text(json.dumps(content)))
+
+
+# Variables by which a program finds the job's run at MLflow or Weights & Biases.
+
+
+def tracker_variables(settings: Settings) -> dict[str, str]:
+    """Return the variables of the program with these settings, without those that its environment has.
+
+    Only rank 0, the chief, or the command that starts rank 0 gets the job's run: several writers would mix their
+    values.
+    """
+    environment = settings.environment
+    first = settings.rank == 0 if settings.rank is not None else settings.pod.uploads == "primary"
+    given = _wandb(settings, first=first) if any(environment.get(name) for name in WANDB_SIGNS) else {}
+    if first:
+        given |= _mlflow(settings, environment)
+    return {name: value for name, value in given.items() if name not in environment}
+
+
+def _mlflow(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    try:
+        known = json.loads((settings.root / contract.TRACKED_RUN_FILE).read_bytes())
+        variables = {MLFLOW_URI: str(known["uri"]), MLFLOW_RUN: str(known["runId"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    others = environment.get(MLFLOW_URI, "").rstrip("/") not in ("", variables[MLFLOW_URI])
+    return {} if others else variables
+
+
+def _wandb(settings: Settings, *, first: bool) -> dict[str, str]:
+    group = {"WANDB_RUN_GROUP": f"{settings.job}-{settings.uid.split('-', 1)[0]}"}
+    return group | ({"WANDB_RUN_ID": settings.uid, "WANDB_RESUME": "allow"} if first else {})

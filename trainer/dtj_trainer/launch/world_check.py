@@ -16,7 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from dtj_trainer.launch.process_tree import children_by_parent, command_of, environment_of
+from dtj_trainer.launch.processes import children_by_parent, command_of, environment_of
 from dtj_trainer.launch.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,8 @@ class WorldCheck:
             if self._by_command and self._seen == set(self._settings.pod.ranks):
                 log.info("all ranks of this pod are as asked for")
                 return
-            # On a machine with thousands of processes, a look takes a third of a second.
+            # Pause longer after a costly look: on a machine with thousands of processes, a look takes a third of a
+            # second.
             spent = time.thread_time() - began
             pause = max(min(pause * 1.2, LONGEST_PAUSE_SECONDS), spent / MOST_OF_A_CORE)
 
@@ -97,7 +98,7 @@ class WorldCheck:
                     return fault
         return None
 
-    def _judge_launcher(self, launcher: Launcher, own: range) -> str | None:
+    def _judge_launcher(self, launcher: RankStarter, own: range) -> str | None:
         """Return what is wrong with a process above the ranks, or None.
 
         With --standalone and PET_NNODES, torchrun waits on its own host for nodes that never come. Of several
@@ -144,19 +145,19 @@ def _ranks(ranks: range) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
 
 
-class Launcher(NamedTuple):
+class RankStarter(NamedTuple):
     """A running program that starts ranks. `options`: the words between its name and the script."""
 
     name: str
     options: list[str]
 
 
-def launcher_of(words: Sequence[str]) -> Launcher | None:
+def launcher_of(words: Sequence[str]) -> RankStarter | None:
     """Return the launcher that runs by a command line; None for another program."""
     program = _without_python(words)
     if not program or (name := Path(program[0]).name) not in _LAUNCHERS:
         return None
-    return Launcher(name, list(takewhile(lambda word: not word.endswith(".py"), program[1:])))
+    return RankStarter(name, list(takewhile(lambda word: not word.endswith(".py"), program[1:])))
 
 
 def _without_python(words: Sequence[str]) -> Sequence[str]:
@@ -173,7 +174,7 @@ def _without_python(words: Sequence[str]) -> Sequence[str]:
 
 def launchers_and_ranks(
     program: int, children: Mapping[int, Sequence[int]], rank: int | None
-) -> Iterator[tuple[Launcher | None, dict[str, str]]]:
+) -> Iterator[tuple[RankStarter | None, dict[str, str]]]:
     """Yield the launchers below a program, and None with the environment of each rank that runs there.
 
     rank: that of the program; None for a program without one, below which each process with LOCAL_RANK is a rank. A

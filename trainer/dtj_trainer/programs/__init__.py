@@ -3,7 +3,8 @@
 import gc
 
 _DEFAULT_THRESHOLD = gc.get_threshold()
-# At the default threshold, garbage collections take a fifth of the time of the import of a framework.
+# Collect garbage less often: at the default threshold, collections take a fifth of the time of the import of a
+# framework.
 gc.set_threshold(10_000)
 
 

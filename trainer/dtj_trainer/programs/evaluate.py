@@ -16,7 +16,7 @@ import torch
 
 from dtj_trainer.data.errors import exit_on_data_error
 from dtj_trainer.torch import saved_model
-from dtj_trainer.train.data_options import DataOptions, add_data
+from dtj_trainer.train.options import DataOptions, add_data
 
 if TYPE_CHECKING:
     from dtj_trainer.data.examples import Examples

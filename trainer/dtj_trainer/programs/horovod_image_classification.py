@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     name = "dtj_trainer.programs.horovod_image_classification"
     options = parse(arguments, name, __doc__, MODELS, grad_accumulation=True, pytorch=True)
     if options.profile_steps:
-        os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")  # Lets a timeline start later.
+        os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")  # lets a timeline start after hvd.init
     hvd.init()
     # dtj-launch adds the rank to each line.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)

@@ -20,16 +20,9 @@ from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.data.errors import exit_on_data_error
 from dtj_trainer.keras import gpus
 from dtj_trainer.programs import freeze_imports
-from dtj_trainer.ps import (
-    chief,
-    connections,
-    evaluator,
-    quiet,
-    server,
-    worker_pictures,
-)
+from dtj_trainer.ps import chief, connections, evaluator, server, worker_pictures
 from dtj_trainer.ps import cluster as clusters
-from dtj_trainer.ps.options import Options, parse
+from dtj_trainer.ps.options import ServerOptions, parse
 from dtj_trainer.ps.state import NotOurCheckpoint
 from dtj_trainer.train.loop import LossNotFinite, Stopped
 from dtj_trainer.train.stop import EXIT_CODE, StopRequest, end_when_stopped
@@ -48,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments, "dtj_trainer.programs.ps_image_classification", __doc__)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     logging.getLogger("botocore.credentials").setLevel(logging.WARNING)
-    quiet.quieten_tensorflow()
+    server.quieten_tensorflow()
     try:
         cluster = clusters.from_environment()
     except clusters.BadCluster as error:
@@ -81,10 +74,10 @@ def main(arguments: list[str] | None = None) -> None:
     server.serve(cluster)
 
 
-def _coordinate(options: Options, cluster: clusters.Cluster) -> int:
+def _coordinate(options: ServerOptions, cluster: clusters.Cluster) -> int:
     """Run the chief, from the wait for servers to the final files; return the exit code."""
     stop = StopRequest()
-    # The chief can't save a checkpoint while no worker answers.
+    # Exit some time after SIGTERM in any case: the chief can't save a checkpoint while no worker answers.
     end_when_stopped(stop, "no checkpoint was made")
     try:
         if not clusters.wait_for(
@@ -97,7 +90,7 @@ def _coordinate(options: Options, cluster: clusters.Cluster) -> int:
     except Stopped as stopped:
         log.info("%s", stopped)
         return EXIT_CODE
-    except clusters.PeersUnreachable as error:
+    except clusters.TasksUnreachable as error:
         return _failed(FailureClass.PEERS_UNREACHABLE, str(error))
     except (LossNotFinite, NotOurCheckpoint) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -17,6 +17,8 @@ import os
 import socket
 import sys
 from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -24,13 +26,66 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from dtj_trainer.data.errors import exit_on_data_error
 from dtj_trainer.programs import freeze_imports
-from dtj_trainer.torch.division import model_of, ranks_of, saver_of
+from dtj_trainer.torch.c10d_ranks import joined_ranks
 from dtj_trainer.torch.gpus import device_of
+from dtj_trainer.torch.model import TorchModel, TorchSaver
 from dtj_trainer.torch.models import MODELS
 from dtj_trainer.train.accelerator import need_nccl
 from dtj_trainer.train.options import parse
 from dtj_trainer.train.pictures import train
 from dtj_trainer.train.threads import threads_per_rank
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from dtj_trainer.data.pictures import PictureSet
+    from dtj_trainer.torch.ranks import TensorRanks
+    from dtj_trainer.train.options import TrainingOptions
+    from dtj_trainer.train.protocols import Saver
+
+
+# These functions select ranks, model and saver of a training by `--fsdp`, `--tensor-parallel` and
+# `--pipeline-stages`.
+#
+# PyTorch's modules for divided networks take a second to load, which only a divided network spends.
+
+
+def ranks_of(options: TrainingOptions, device: torch.device) -> AbstractContextManager[TensorRanks]:
+    """Join the ranks; see `joined_ranks`. Ends the process if their number does not fit the division."""
+    if not options.divided:
+        return joined_ranks(device)
+    from dtj_trainer.torch.mesh_ranks import MeshRanks
+
+    return joined_ranks(device, partial(MeshRanks, options, device))
+
+
+def model_of(
+    options: TrainingOptions, data: PictureSet, device: torch.device, ranks: TensorRanks
+) -> TorchModel:
+    """Make the model, or the part of a divided model that this rank has. `ranks`: what `ranks_of` returned."""
+    if not options.divided:
+        return TorchModel(options, data, device, ranks)
+    from dtj_trainer.torch.divided_model import DividedModel
+    from dtj_trainer.torch.mesh_ranks import MeshRanks
+    from dtj_trainer.torch.pipeline_model import PipelineModel
+
+    assert isinstance(ranks, MeshRanks)
+    kind = PipelineModel if options.pipeline_stages > 1 else DividedModel
+    return kind(options, data, device, ranks)
+
+
+def saver_of(options: TrainingOptions, data: PictureSet, model: TorchModel, ranks: TensorRanks) -> Saver:
+    """Make the saver of a model of `model_of`."""
+    if not options.divided:
+        return TorchSaver(options, data, model, ranks)
+    from dtj_trainer.torch.divided_model import DividedModel
+    from dtj_trainer.torch.mesh_ranks import MeshRanks
+    from dtj_trainer.torch.sharded_saver import ShardedSaver
+
+    assert isinstance(ranks, MeshRanks)
+    assert isinstance(model, DividedModel)
+    return ShardedSaver(options, data, model, ranks)
+
 
 log = logging.getLogger("dtj_trainer.programs.torch_image_classification")
 

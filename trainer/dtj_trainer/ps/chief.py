@@ -17,12 +17,12 @@ import tensorflow as tf
 from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.data.sharding import Sharding
-from dtj_trainer.keras import models, saved_model, trial
+from dtj_trainer.keras import models, saved_model
 from dtj_trainer.ps import state, worker_pictures
 from dtj_trainer.ps.cluster import silent
 from dtj_trainer.ps.parameters import Parameters, set_weights
-from dtj_trainer.ps.report import Report
-from dtj_trainer.ps.state import State
+from dtj_trainer.ps.report import ServerTrainingReport
+from dtj_trainer.ps.state import TrainingState
 from dtj_trainer.ps.updates import Asynchronous, Synchronous, WorkerStep
 from dtj_trainer.ps.worker_pictures import Dealt
 from dtj_trainer.train.array_process import in_memory
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from dtj_trainer.data.sharding import Share
     from dtj_trainer.ps.cluster import Cluster
-    from dtj_trainer.ps.options import Options
+    from dtj_trainer.ps.options import ServerOptions
     from dtj_trainer.ps.updates import StepResult, Updates
     from dtj_trainer.train.schedule import Ramp
     from dtj_trainer.train.stop import StopRequest
@@ -55,7 +55,7 @@ STALL_SECONDS = 120.0
 """The longest time without the end of a step, after the first step: more than most steps take, even with a
 compilation."""
 STALL_STEPS = 10
-"""If longer, a step may take this many times the longest step so far."""
+"""A step may also take this many times as long as the longest step so far."""
 FIRST_STALL_SECONDS = 600.0
 """The longest time to create the variables, and to the end of the first step, whose duration is unknown."""
 
@@ -77,7 +77,7 @@ class Pulse:
 
     def step_ended(self, seconds: float) -> None:
         """Record the end of a step that took a worker `seconds`."""
-        self.beat()  # First, because the limit may become smaller.
+        self.beat()  # Call `beat` before the limit changes: the new limit may be smaller.
         self._longest = max(self._longest, seconds)
         self.limit = max(STALL_SECONDS, STALL_STEPS * self._longest)
 
@@ -86,7 +86,7 @@ class Pulse:
         self.at = None
 
 
-def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -> None:
+def train(options: ServerOptions, cluster: Cluster, stop: StopRequest, pulse: Pulse) -> None:
     """Train on servers that answer. Raises what `Training.run` raises, NotOurCheckpoint or an error of TensorFlow.
 
     Raises SystemExit for a network that can't make the smallest pass of the training.
@@ -102,18 +102,18 @@ def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -
     shards = cluster.workers if options.updates == "Synchronous" else 1
     if is_own(options.model) and checkpoints.newest() is None:
         least = smallest_share(facts.examples, options, shards)
-        trial.try_pass(network, least, facts.shape, facts.classes)
-        trial.try_save(network)
+        saved_model.try_pass(network, least, facts.shape, facts.classes)
+        saved_model.try_save(network)
     size, stock = options.batch_size * shards, facts.stock
     sharding = Sharding(facts.blocks, size, rank=0, ranks=1, seed=options.seed, stock=stock)
-    here = State(
+    here = TrainingState(
         options.model, facts.shape, facts.classes, options.optimizer, facts.examples, order=sharding.name
     )
     here.class_names = facts.class_names
     parameters = Parameters(network, options, cluster.ps)
     saver = ChiefSaver(options, here, network, parameters, pulse, facts.class_names)
     at, ramp = saver.resume()
-    report = Report(options, cluster, saver.state)
+    report = ServerTrainingReport(options, cluster, saver.state)
     step = WorkerStep(network, parameters, facts.shape, options.label_smoothing)
     kind = Synchronous if options.updates == "Synchronous" else Asynchronous
     updates: Updates = kind(coordinator, step, parameters, workers=cluster.workers)
@@ -143,7 +143,12 @@ class ChiefModel(Model[Dealt]):
     """See Model. The workers read the examples of a batch. A step may end after `train` returns."""
 
     def __init__(
-        self, updates: Updates, parameters: Parameters, here: State, report: Report, pulse: Pulse
+        self,
+        updates: Updates,
+        parameters: Parameters,
+        here: TrainingState,
+        report: ServerTrainingReport,
+        pulse: Pulse,
     ) -> None:
         self._updates, self._parameters = updates, parameters
         self._state, self._report, self._pulse = here, report, pulse
@@ -152,7 +157,7 @@ class ChiefModel(Model[Dealt]):
 
     def train(self, data: Dealt, share: Share, rate: float, step: int) -> None:
         """See Model."""
-        del step  # The servers count.
+        del step  # The servers count the steps.
         self._take(self._updates.submit(data._replace(rate=rate)))
         self._state.trained += share.count
 
@@ -199,8 +204,8 @@ class ChiefSaver(Saver):
 
     def __init__(
         self,
-        options: Options,
-        here: State,
+        options: ServerOptions,
+        here: TrainingState,
         network: keras.Model,
         parameters: Parameters,
         pulse: Pulse,

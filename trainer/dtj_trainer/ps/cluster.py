@@ -28,7 +28,7 @@ class BadCluster(Exception):
     """TF_CONFIG is missing or unsuitable. The message is for the user."""
 
 
-class PeersUnreachable(Exception):
+class TasksUnreachable(Exception):
     """Replicas did not answer in time. The message names them."""
 
 
@@ -111,7 +111,7 @@ def peer_timeout() -> float:
 def wait_for(cluster: Cluster, tasks: Iterable[Task], timeout: float, stopped: Callable[[], bool]) -> bool:
     """Wait until all `tasks` accept connections; return False when `stopped` became true earlier.
 
-    Raises PeersUnreachable, with the names of the missing tasks, after `timeout` seconds.
+    Raises TasksUnreachable, with the names of the missing tasks, after `timeout` seconds.
     """
     missing = list(tasks)
     began = logged_at = time.monotonic()
@@ -124,7 +124,7 @@ def wait_for(cluster: Cluster, tasks: Iterable[Task], timeout: float, stopped: C
             return False
         if now - began >= timeout:
             named = ", ".join(f"{task} at {cluster.address(task)}" for task in missing)
-            raise PeersUnreachable(f"after {timeout:.0f} s no answer from {named}")
+            raise TasksUnreachable(f"after {timeout:.0f} s no answer from {named}")
         if now - logged_at >= _LOG_SECONDS:
             logged_at = now
             log.info("waiting for %s", ", ".join(map(str, missing)))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from dtj_trainer.ps.cluster import Cluster
 
+
 log = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 10

@@ -20,13 +20,13 @@ from dtj_trainer.ps import state
 from dtj_trainer.ps.parameters import set_weights
 from dtj_trainer.ps.worker_pictures import read_batch
 from dtj_trainer.tensorboard import ScalarWriter
-from dtj_trainer.train.metrics import MetricsFile
 from dtj_trainer.train.protocols import TOP, Tested
+from dtj_trainer.train.report import MetricsFile
 
 if TYPE_CHECKING:
     from dtj_trainer.data.examples import Examples
     from dtj_trainer.data.pictures import PictureSet
-    from dtj_trainer.ps.options import Options
+    from dtj_trainer.ps.options import ServerOptions
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ BATCH = 500
 POLL_SECONDS = 0.5
 
 
-def run(options: Options, data: PictureSet, workers: int) -> None:
+def run(options: ServerOptions, data: PictureSet, workers: int) -> None:
     """Test each new newest checkpoint; return after the training's last one.
 
     Of a set with a validation split, the test split is for the last checkpoint alone.
@@ -82,11 +82,11 @@ def run(options: Options, data: PictureSet, workers: int) -> None:
                 },
             )
             log.info("step %d: %s accuracy %.4f, loss %.4f", saved.step, name, accuracy, loss)
-        # Reported after all splits: the operator may end the evaluator that has reported the last step.
+        # Report after all splits: the operator may end the evaluator once it has reported the last step.
         progress.report(step=saved.step, loss=loss, accuracy=accuracy, final=saved.final)
     writer.close()
     progress.flush()
-    log.info("that was the last checkpoint")
+    log.info("the last checkpoint of the training is tested")
 
 
 def test(model: keras.Model, examples: Examples) -> tuple[Tested, int]:
@@ -113,7 +113,7 @@ class _Newest:
         self._read: tuple[int, int, int] | None = None
         self._given: tuple[int, bool] | None = None
 
-    def another(self) -> tuple[state.State, dict[str, np.ndarray]] | None:
+    def another(self) -> tuple[state.TrainingState, dict[str, np.ndarray]] | None:
         """Return the newest checkpoint; None if it is the same as last time."""
         newest = checkpoints.newest()
         if newest is None:
@@ -126,7 +126,7 @@ class _Newest:
                 return None  # Do not read the same checkpoint twice a second.
             saved, vectors = state.load(newest.path)
         except FileNotFoundError:
-            return None  # The chief just pruned it, after a newer one.
+            return None  # The chief has just removed this checkpoint, because there is a newer one.
         self._read = which
         if self._given == (saved.step, saved.final):
             return None

@@ -11,7 +11,6 @@ from dtj_trainer import contract
 from dtj_trainer.keras.models import MODELS
 from dtj_trainer.train import options
 from dtj_trainer.train.argument_types import not_negative, positive
-from dtj_trainer.train.option_checks import refuse_without_effect
 from dtj_trainer.train.options import (
     add_penalties,
     add_schedule,
@@ -20,6 +19,7 @@ from dtj_trainer.train.options import (
     add_what_is_trained,
     given,
     new_parser,
+    refuse_without_effect,
 )
 
 Updates = Literal["Asynchronous", "Synchronous"]
@@ -27,13 +27,13 @@ UPDATES: tuple[Updates, ...] = ("Asynchronous", "Synchronous")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(options.Options):
+class ServerOptions(options.TrainingOptions):
     """The user's choices; see `parse`. Workers read the data."""
 
     updates: Updates
 
 
-def parse(arguments: list[str] | None, program: str, description: str) -> Options:
+def parse(arguments: list[str] | None, program: str, description: str) -> ServerOptions:
     """Read the command line; a usage message ends the process if it is wrong."""
     parser = new_parser(program, description)
     what = add_what_is_trained(parser, MODELS)
@@ -68,4 +68,4 @@ def parse(arguments: list[str] | None, program: str, description: str) -> Option
             f"--warmup-start={parsed.warmup_start:g} is above --lr={parsed.lr:g}, to which the warm-up leads: give a "
             "lower one, or leave it out"
         )
-    return Options(**given(parsed, Options))
+    return ServerOptions(**given(parsed, ServerOptions))

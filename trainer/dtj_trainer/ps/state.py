@@ -28,7 +28,7 @@ class NotOurCheckpoint(Exception):
 
 
 @dataclass
-class State:
+class TrainingState:
     """The position of a training, and what is trained.
 
     `examples` of the epoch `epoch` (from 0) are done. `trained` and `seconds` are totals of all attempts, without
@@ -52,7 +52,7 @@ class State:
     final: bool = False
 
 
-def save(state: State, write_vectors: Callable[[Path], None]) -> Path:
+def save(state: TrainingState, write_vectors: Callable[[Path], None]) -> Path:
     """Write a checkpoint. `write_vectors` writes `Parameters.vectors` to a path, as `numpy.savez` would."""
 
     def write(folder: Path) -> None:
@@ -62,7 +62,7 @@ def save(state: State, write_vectors: Callable[[Path], None]) -> Path:
     return checkpoints.save(state.step, write)
 
 
-def load(folder: Path) -> tuple[State, dict[str, np.ndarray]]:
+def load(folder: Path) -> tuple[TrainingState, dict[str, np.ndarray]]:
     """Read a checkpoint of `save`. Raises NotOurCheckpoint; OSError if the checkpoint is being removed."""
     if not (folder / TRAINING).is_file() and folder.is_dir():
         raise NotOurCheckpoint(
@@ -71,14 +71,14 @@ def load(folder: Path) -> tuple[State, dict[str, np.ndarray]]:
     try:
         content = json.loads((folder / TRAINING).read_bytes())
         tuples = {"shape": tuple(content["shape"]), "class_names": tuple(content.get("class_names", ()))}
-        state = State(**content | tuples)
+        state = TrainingState(**content | tuples)
         with np.load(folder / VARIABLES) as held:
             return state, dict(held)
     except (ValueError, TypeError, KeyError) as error:
         raise NotOurCheckpoint(f"the checkpoint {folder} can't be read: {error}") from error
 
 
-def check(saved: State, present: State, folder: Path) -> None:
+def check(saved: TrainingState, present: TrainingState, folder: Path) -> None:
     """Raise NotOurCheckpoint if `saved` does not belong to the training that `present` describes."""
     if saved.model != present.model:
         why = f"is of a {saved.model}, not of a {present.model}: give the same --model"

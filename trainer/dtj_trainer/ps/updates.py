@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from dtj_trainer.keras.chance import state_of
 from dtj_trainer.keras.losses import cross_entropies, right_answers
-from dtj_trainer.ps.bottleneck import StepTimes
+from dtj_trainer.ps.report import BatchTimes
 from dtj_trainer.ps.worker_pictures import Dealt, chance_of, rate_of, read_here
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class StepResult(NamedTuple):
     loss: float
     right: float
     examples: int
-    times: list[StepTimes]
+    times: list[BatchTimes]
     skipped: int = 0
     top5: float = 0.0
 
@@ -115,11 +115,12 @@ class WorkerStep:
                 weights, self._untrained(other, chance), pixels, training=True, return_losses=True
             )
             loss = tf.reduce_sum(cross_entropies(labels, logits, self._smoothing))
-            # The network's own losses are means over the examples, or of weights alone; not a part of what is told.
+            # The network's own losses are means over the examples, or depend on weights alone. Reports leave them
+            # out.
             wanted = loss + tf.add_n(own) * tf.cast(tf.shape(labels)[0], tf.float32) if own else loss
         gradients = tape.gradient(wanted, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         gradient = self._parameters.trainable_layout.join(gradients)
-        with tf.device(_HOST):  # The copy ends when the GPU has computed.
+        with tf.device(_HOST):  # Copy to the CPU: the copy ends when the GPU has computed.
             gradient = tf.identity(gradient)
         counts = tf.stack([tf.cast(each, tf.float64) for each in (loss, *right_answers(labels, logits))])
         kept = [
@@ -136,7 +137,7 @@ class WorkerStep:
         for variable in self._model.non_trainable_variables:
             value = next(weights) if id(variable) in self._weights else state_of(chance, len(values))
             if not variable.dtype.startswith("float"):
-                # A mean of equal whole numbers may miss them by rounding.
+                # Whole numbers were averaged over workers as floats: undo the rounding errors.
                 value = tf.cast(tf.round(value), variable.dtype)
             values.append(value)
         return values
@@ -154,7 +155,7 @@ class WorkerStep:
 
     def batch(self, packed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Return pixels and labels of `Dealt.packed`, and the number of the worker that read them."""
-        with tf.device(_HOST):  # Only the pixels go to a GPU, as bytes.
+        with tf.device(_HOST):  # Read on the CPU: only the pixels go to a GPU, as bytes.
             pixels, labels, worker = read_here(packed, self._shape)
         return tf.cast(pixels, tf.float32), labels, worker
 
@@ -229,7 +230,8 @@ class Asynchronous:
         scheduled = self._coordinator.schedule(self._function, args=(_as_bytes(dealt),))
         if not self._running and not reports_arrival(scheduled):
             log.warning(
-                "with TensorFlow %s workers are idle at times; see wait_until_arrived", tf.__version__
+                "with TensorFlow %s, workers are idle at times: it does not say when results have arrived",
+                tf.__version__,
             )
         self._running.append((scheduled, len(dealt.ids)))
         return self._take(self._ahead)
@@ -244,7 +246,7 @@ class Asynchronous:
             scheduled, given = self._running.popleft()
             wait_until_arrived(self._coordinator, scheduled)
             worker, loss, right, top5, examples, read, compute, push = scheduled.fetch().tolist()
-            times = [StepTimes(int(worker), read, compute, push)]
+            times = [BatchTimes(int(worker), read, compute, push)]
             skipped = given - int(examples)
             ended.append(StepResult(loss, right, int(examples), times, skipped, top5))
         return ended
@@ -301,7 +303,7 @@ class Synchronous:
         """See Updates."""
         indices = dealt.ids
         parts = shares(indices, self.shards)
-        packed = [  # Each part draws numbers of its own.
+        packed = [  # Each part gets random bits of its own.
             _as_bytes(dealt._replace(ids=part, chance=(dealt.chance + (number << 32)) % 2**64))
             for number, part in enumerate(parts)
         ]
@@ -325,7 +327,7 @@ class Synchronous:
                 loss,
                 right,
                 int(examples),
-                [StepTimes(int(worker), read, compute, applied) for worker, *_, read, compute in numbers],
+                [BatchTimes(int(worker), read, compute, applied) for worker, *_, read, compute in numbers],
                 len(indices) - int(examples),
                 top5,
             )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dtj_trainer.data.examples import Examples
     from dtj_trainer.data.pictures import PictureSet
-    from dtj_trainer.ps.options import Options
+    from dtj_trainer.ps.options import ServerOptions
 
     Augment = Callable[[np.ndarray, int, np.ndarray], np.ndarray]
 
@@ -137,7 +137,7 @@ class _Ahead:
                 self._examples.expect(iter(self._first_ids[some].reshape(-1, 1)))
 
 
-def augmentation(options: Options) -> Augment | None:
+def augmentation(options: ServerOptions) -> Augment | None:
     """Return what changes pixels in an epoch, by the numbers of the examples: the same as in the other programs."""
     if not options.augment:
         return None
@@ -206,5 +206,6 @@ def _register(token: str, function: Callable[[np.ndarray], Any], types: list[tf.
     given = made[0].op.get_attr("token").decode()
     if given != token:
         raise RuntimeError(
-            f"TensorFlow {tf.__version__} gave a function the token {given} instead of {token}"
+            f"TensorFlow {tf.__version__} names Python functions in another way: the workers' function is {given}, "
+            f"not {token}. Use the version that dtj's image has"
         )

@@ -80,7 +80,8 @@ class Batcher:
                 raise Overfull
             self._queue.append(_Request(model, inputs, examples, tell))
             self._waiting += examples
-            # Not for each: the thread would take the interpreter from the event loop each time.
+            # Do not notify for each request: each time, the thread would take Python's global lock from the event
+            # loop.
             if len(self._queue) == 1 or self._enough():
                 self._changed.notify()
 

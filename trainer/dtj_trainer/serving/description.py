@@ -122,7 +122,7 @@ class Description:
 def checked_labels(read: Any) -> tuple[str, ...]:
     """Return names of classes. Raises ValueError if they are no texts, or two are equal."""
     if not isinstance(read, list | tuple) or not all(isinstance(label, str) for label in read):
-        raise ValueError("the labels are not a list of names")
+        raise ValueError("`labels` must be a list of the names of the classes")
     if len(set(read)) != len(read):
         twice = next(label for label in read if list(read).count(label) > 1)
         raise ValueError(f"two labels are {twice!r}")

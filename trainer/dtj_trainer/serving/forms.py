@@ -42,7 +42,7 @@ def source_of(folder: Path) -> Path:
 
     Raises ModelMissing if the folder has no model, and NotExportable if the folder has several.
     """
-    for name in ("model.pt2", "model.keras"):  # As the built-in programs name them.
+    for name in ("model.pt2", "model.keras"):  # The built-in programs give their models these names.
         if (folder / name).is_file():
             return folder / name
     saved = [

@@ -9,7 +9,7 @@ _MMAP_THRESHOLD = -3
 """M_MMAP_THRESHOLD of malloc.h."""
 LARGE_BYTES = 1 << 20
 ENV_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
-"""glibc's own variable for the same; see mallopt(3)."""
+"""The environment variable of glibc for this threshold; see mallopt(3)."""
 
 
 def give_back_large_blocks() -> None:

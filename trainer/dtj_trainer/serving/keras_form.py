@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it when it is imported.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads the variable when it is imported.
 
 import keras
 import numpy as np
 import tensorflow as tf
-import tf2onnx  # Keras imports it only in the middle of the export.
+import tf2onnx  # Fail early: Keras imports tf2onnx in the middle of the export.
 
 from dtj_trainer.serving.errors import NotExportable, first_line
 from dtj_trainer.serving.forms import Input
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SIGNATURE = "serving_default"
 
 
-class KerasModel:
+class TrainedKerasModel:
     """See TrainedModel."""
 
     def __init__(self, model: Any) -> None:
@@ -43,7 +43,7 @@ class KerasModel:
 
     def write_onnx(self, path: Path) -> None:
         """See TrainedModel."""
-        # The exporter refuses a model that was never called.
+        # Call the model once: the exporter refuses a model that was never called.
         self.answer([np.zeros((1, *each.shape), each.dtype) for each in self.inputs])
         try:
             self._model.export(path, format="onnx", verbose=False)
@@ -51,7 +51,7 @@ class KerasModel:
             raise NotExportable(f"tf2onnx can't convert the model to ONNX: {first_line(error)}") from error
 
 
-def keras_model(path: Path) -> KerasModel:
+def keras_model(path: Path) -> TrainedKerasModel:
     """Load a `.keras` file. Raises NotExportable."""
     try:
         model = keras.models.load_model(path, compile=False)
@@ -59,10 +59,10 @@ def keras_model(path: Path) -> KerasModel:
         raise NotExportable(f"{path} can't be loaded by Keras: {first_line(error)}") from error
     if not getattr(model, "inputs", None):
         raise NotExportable(f"{path} has no inputs of a known shape: call the model once before it is saved")
-    return KerasModel(model)
+    return TrainedKerasModel(model)
 
 
-def saved_model(folder: Path) -> KerasModel:
+def saved_model(folder: Path) -> TrainedKerasModel:
     """Load the signature `serving_default` of a SavedModel as a layer. Raises NotExportable."""
     try:
         signatures = tf.saved_model.load(str(folder)).signatures
@@ -78,7 +78,7 @@ def saved_model(folder: Path) -> KerasModel:
         pixels = keras.Input(found.shape, dtype=found.dtype, name=name)
         layer = keras.layers.TFSMLayer(str(folder), call_endpoint=_SIGNATURE)
         outputs = list(layer(pixels).values())
-        return KerasModel(keras.Model(pixels, outputs[0] if len(outputs) == 1 else outputs))
+        return TrainedKerasModel(keras.Model(pixels, outputs[0] if len(outputs) == 1 else outputs))
     except NotExportable:
         raise
     except Exception as error:  # TensorFlow raises many classes for folders that it can't read.
@@ -87,7 +87,7 @@ def saved_model(folder: Path) -> KerasModel:
 
 def _input(name: str, dtype: str, shape: Any) -> Input:
     if shape is None or len(shape) == 0 or shape[0] is not None:
-        raise NotExportable(f"the input {name} has a fixed batch: its first axis has to be None")
+        raise NotExportable(f"the input {name} has a fixed batch size: its first axis has to be None")
     if any(size is None for size in shape[1:]):
-        raise NotExportable(f"the input {name} has other axes than the batch without a fixed size")
+        raise NotExportable(f"the input {name} has an axis without a fixed size besides the batch axis")
     return Input(str(dtype), tuple(int(size) for size in shape[1:]))

@@ -13,15 +13,94 @@ from dtj_trainer.contract import MODEL_DESCRIPTION_FILE, MODEL_ONNX_FILE
 from dtj_trainer.serving import description
 from dtj_trainer.serving.description import Description
 from dtj_trainer.serving.errors import ModelDamaged, first_line
-from dtj_trainer.serving.external_data import refuse_external_data
-from dtj_trainer.serving.model_manifest import MAX_BYTES as MAX_MANIFEST_BYTES
-from dtj_trainer.serving.model_manifest import check, file_of, read_manifest
+from dtj_trainer.serving.places import MAX_MANIFEST_BYTES, check_file, file_of, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dtj_trainer.artifacts.model_manifest import ModelManifest
-    from dtj_trainer.serving.places import Place
+    from dtj_trainer.serving.places import ModelPlace
+
+
+# refuse_external_data refuses ONNX files whose tensors lie in other files: the server must not read paths that a
+# model names.
+#
+# The file is read on the level of protobuf's wire format, so that the server needs no package `onnx`. Field numbers
+# are those of onnx.proto3.
+
+_GRAPHS: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "function": {7: "node", 11: "attribute"},
+    "training": {1: "graph", 2: "graph"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {},
+}
+"""By kind of a message: its fields that hold messages in which a tensor may be."""
+_EXTERNAL_DATA, _DATA_LOCATION = 13, 14
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MAX_VARINT_BITS = 64
+
+
+def refuse_external_data(content: bytes) -> None:
+    """Raise ModelDamaged if a tensor of the ONNX model is outside of `content`, or `content` is no protobuf."""
+    view = memoryview(content)
+    todo = [("model", 0, len(view))]
+    while todo:
+        kind, at, end = todo.pop()
+        while at < end:
+            key, at = _varint(view, at, end)
+            field, wire = key >> 3, key & 7
+            if kind == "tensor" and field in (_EXTERNAL_DATA, _DATA_LOCATION):
+                if wire != _VARINT:
+                    raise _external()
+                value, at = _varint(view, at, end)
+                if value:
+                    raise _external()
+                continue
+            start, at = _skip(view, at, end, wire)
+            inner = _GRAPHS[kind].get(field)
+            if inner and wire == _BYTES:
+                todo.append((inner, start, at))
+
+
+def _external() -> ModelDamaged:
+    return ModelDamaged(
+        "the ONNX model has tensors in other files: dtj serves only models with all tensors in one file"
+    )
+
+
+def _skip(view: memoryview, at: int, end: int, wire: int) -> tuple[int, int]:
+    """Return where the content of a field starts and ends."""
+    start = at
+    if wire == _VARINT:
+        _, at = _varint(view, at, end)
+    elif wire == _FIXED64:
+        at += 8
+    elif wire == _FIXED32:
+        at += 4
+    elif wire == _BYTES:
+        size, start = _varint(view, at, end)
+        at = start + size
+    else:
+        raise ModelDamaged("the model is no ONNX file")
+    if at > end:
+        raise ModelDamaged("the model is no ONNX file, or one that was cut off")
+    return start, at
+
+
+def _varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < _MAX_VARINT_BITS:
+        byte = view[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+    raise ModelDamaged("the model is no ONNX file, or one that was cut off")
+
 
 MAX_BYTES = 2 << 30
 """Limit of model.onnx, as of any protobuf file."""
@@ -90,7 +169,7 @@ class LoadedModel:
         return found
 
 
-def load(place: Place, threads: int) -> LoadedModel:
+def load(place: ModelPlace, threads: int) -> LoadedModel:
     """Load a model, and run it once. `threads`: those of one run.
 
     Raises ModelMissing, ModelDamaged (also while the model is being written) or StoreUnavailable.
@@ -120,13 +199,13 @@ def load(place: Place, threads: int) -> LoadedModel:
     return loaded
 
 
-def _checked(place: Place, manifest: ModelManifest, name: str, most: int) -> bytes:
+def _checked(place: ModelPlace, manifest: ModelManifest, name: str, most: int) -> bytes:
     named = file_of(manifest, name)
     if named.size > most:
         raise ModelDamaged(f"{place.uri}: {name} has {named.size} bytes, and at most {most} are read")
     content = place.read(name, most)
     try:
-        check(content, named)
+        check_file(content, named)
     except ModelDamaged as error:
         raise ModelDamaged(f"{place.uri}: {error}") from error
     return content
@@ -140,7 +219,8 @@ def _session(content: bytes, threads: int) -> onnxruntime.InferenceSession:
     # for milliseconds, and after a run too. Within a run, it spins no longer than it takes to wake up.
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_MICROSECONDS))
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = 3  # Errors; warnings are about the exporters' constants.
+    # Log errors alone: the warnings are about constants that the exporters made.
+    options.log_severity_level = 3
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
@@ -149,7 +229,9 @@ def _tensor(node: onnxruntime.NodeArg) -> Tensor:
     if kind not in _TYPES:
         raise ModelDamaged(f"{node.name} is a {node.type}, which is not served")
     if not node.shape or isinstance(node.shape[0], int):
-        raise ModelDamaged(f"{node.name} has a fixed batch; `dtj export` makes models with a dynamic one")
+        raise ModelDamaged(
+            f"{node.name} has a fixed batch size: `dtj export` makes models for any batch size"
+        )
     shape = tuple(size if isinstance(size, int) else -1 for size in node.shape[1:])
     return Tensor(node.name, _TYPES[kind], shape)
 
@@ -157,7 +239,7 @@ def _tensor(node: onnxruntime.NodeArg) -> Tensor:
 def _check_description(model: LoadedModel) -> None:
     """Raise ModelDamaged if model.json does not fit model.onnx."""
     if any(-1 in each.shape for each in model.inputs):
-        raise ModelDamaged(f"{model.uri}: an input has other axes than the batch without a fixed size")
+        raise ModelDamaged(f"{model.uri}: an input has an axis without a fixed size besides the batch axis")
     form, labels, first = model.description.preprocessing, model.description.labels, model.inputs[0]
     if labels and model.classes not in (None, len(labels)):
         raise ModelDamaged(f"{model.uri}: there are {len(labels)} labels and {model.classes} classes")

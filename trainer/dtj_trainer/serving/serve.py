@@ -1,37 +1,236 @@
-"""Serve models over HTTP: the program of `dtj serve`, whose options `serve_options` has."""
+"""Serve models over HTTP: the program of `dtj serve`, its options, and the limits of its connections."""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from dtj_trainer.contract.serve_options import ENV_ACCESS
+from dtj_trainer import contract
+from dtj_trainer.contract.program_options import add_options
+from dtj_trainer.contract.serve_options import ABOUT_MODELS, ENV_ACCESS, MODELS, OPTIONS, named_models
 from dtj_trainer.serving import places
 from dtj_trainer.serving.app import application
-from dtj_trainer.serving.connections import prompt
-from dtj_trainer.serving.errors import exit_on_error
+from dtj_trainer.serving.batching import Limits
+from dtj_trainer.serving.errors import ServingError, exit_on_error
 from dtj_trainer.serving.heap import give_back_large_blocks
 from dtj_trainer.serving.metrics import Metrics
-from dtj_trainer.serving.serve_options import Misconfigured, Options, read_options
-from dtj_trainer.serving.service import Service
-from dtj_trainer.serving.shelf import Slot, Watch
+from dtj_trainer.serving.service import RequestLimits, Service, Slot, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
 
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+
+ABOUT = """Serve models over HTTP.
+
+NAME=FOLDER or NAME=URI is a model that `dtj export` wrote, or the job that has it. The server has TorchServe's routes
+(/models, /predictions/NAME) and the Open Inference Protocol (/v2), and looks for newer versions of its models. It
+listens on this machine alone unless --host says otherwise. Requests need the bearer token of DTJ_SERVE_TOKEN or
+--token-file, if there is one.
+"""
+_MEBIBYTE = 1 << 20
+
+
+class Misconfigured(ServingError):
+    """An option can't be."""
+
+    exit_code = contract.EXIT_CONFIG
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The command line. `poll` is None if versions are kept."""
+
+    models: dict[str, str]
+    host: str
+    port: int
+    batching: Limits
+    requests: RequestLimits
+    connections: int
+    threads: int
+    workers: int
+    poll: float | None
+    token: str | None
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = argparse.ArgumentParser(prog="dtj serve", description=ABOUT)
+    made.add_argument("models", nargs="+", metavar=MODELS, help=ABOUT_MODELS)
+    add_options(made, OPTIONS)
+    return made
+
+
+def read_options(arguments: Sequence[str] | None) -> ServeOptions:
+    """Read the command line. Raises Misconfigured, which names the option."""
+    given = parser().parse_args(arguments)
+    for option in OPTIONS:
+        value = getattr(given, option.key)
+        if value is not None and (fault := option.fault(value)):
+            raise Misconfigured(fault)
+    if given.max_held < given.max_body:
+        raise Misconfigured(f"--max-held={given.max_held} has to be at least --max-body={given.max_body}")
+    return ServeOptions(
+        _models(given.models),
+        given.host,
+        given.port,
+        Limits(given.max_batch, given.max_delay / 1000, max(given.max_waiting, given.max_batch)),
+        RequestLimits(
+            given.max_body * _MEBIBYTE,
+            given.max_json * _MEBIBYTE,
+            given.body_timeout,
+            given.max_pixels,
+            given.max_batch,
+            given.max_waiting,
+            given.max_held * _MEBIBYTE,
+        ),
+        given.max_connections,
+        given.threads or len(os.sched_getaffinity(0)),
+        given.workers,
+        None if given.pin else given.poll,
+        _token(given.token_file and Path(given.token_file)),
+    )
+
+
+def _models(given: Sequence[str]) -> dict[str, str]:
+    try:
+        return named_models(given)
+    except ValueError as error:
+        raise Misconfigured(str(error)) from error
+
+
+def _token(file: Path | None) -> str | None:
+    if file is None:
+        return os.environ.get(ENV_ACCESS) or None
+    try:
+        token = file.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise Misconfigured(f"--token-file={file} can't be read: {error}") from error
+    if not token:
+        raise Misconfigured(f"--token-file={file} is empty")
+    return token
+
+
+# PromptProtocol limits connections where uvicorn does not: time, what comes before a body, and requests in advance.
+#
+# uvicorn limits the time between requests. It waits forever for the first request, for the rest of a request's
+# headers, and for the rest of a body after the request was refused. With httptools, it takes headers of any size, and
+# any number of requests before the answer to the first.
+
+MAX_HEAD_BYTES = 65536
+"""The most bytes of a request's headers and trailers, including a header that has arrived in part."""
+MAX_IN_ADVANCE = 32
+"""The most requests of a connection that wait for the answer to an earlier one."""
+
+
+class PromptProtocol(HttpToolsProtocol):
+    """See the module. A client that sends nothing useful is given up after one to two times `seconds`."""
+
+    seconds = 30.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio."""
+        super().connection_made(transport)
+        self._late: list[RequestResponseCycle | None] = []
+        self._arriving = False
+        self._head_bytes = self._unread = 0
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._timer = self.loop.call_later(self.seconds, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        self._unread += len(data)
+        super().data_received(data)
+        if self._unread > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The headers have more than {MAX_HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        """See httptools. An error is answered by 400, and closes the connection."""
+        if len(self.pipeline) >= MAX_IN_ADVANCE:
+            raise ValueError("too many requests before an answer")
+        self._arriving, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """See httptools."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools, which calls it for trailers too."""
+        self._count(len(name) + len(value) + 4)  # 4 bytes: colon, space, and the end of the line
+        super().on_header(name, value)
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError("too large headers")
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        self._unread = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        self._arriving, self._unread = False, 0
+        super().on_message_complete()
+
+    def _look(self) -> None:
+        """Close the connection if it still waits for the same request as at the last call."""
+        answering = self.cycle is not None and not self.cycle.response_complete
+        begun = self.cycle is None or self._arriving
+        if answering or not begun:
+            self._late = []
+        elif self._late and self._late[0] is self.cycle:
+            self.transport.close()
+            return
+        else:
+            self._late = [self.cycle]
+        self._look_again()
+
+
+def prompt(limit: float) -> type[PromptProtocol]:
+    """Return the protocol with a limit in seconds."""
+
+    class Limited(PromptProtocol):
+        seconds = limit
+
+    return Limited
+
+
 _GRACE_SECONDS = 30
 _KEEP_ALIVE_SECONDS = 60
 
 
-class Server(uvicorn.Server):
+class ModelServer(uvicorn.Server):
     """Tells its address once it answers at the socket."""
 
     def __init__(self, config: uvicorn.Config, names: Sequence[str], listening: socket.socket) -> None:
@@ -68,7 +267,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def prepared(options: Options) -> Iterator[Server]:
+def running_server(options: ServeOptions) -> Iterator[ModelServer]:
     """Load the models; yield a server that answers while it runs. Raises ServingError if a model can't be loaded."""
     metrics = Metrics()
     runs = threading.Semaphore(options.workers)
@@ -93,7 +292,7 @@ def prepared(options: Options) -> Iterator[Server]:
     )
     try:
         with _listen(options.host, options.port) as listening:
-            yield Server(config, list(slots), listening)
+            yield ModelServer(config, list(slots), listening)
     finally:
         if watch:
             watch.close()
@@ -109,12 +308,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Serve as the command line says. Ends with 0 after SIGTERM and SIGINT."""
     give_back_large_blocks()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # Its warnings are about requests that are no HTTP.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # uvicorn warns of requests that are no HTTP.
     logging.getLogger("botocore.credentials").setLevel(logging.WARNING)
     for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(
-            each, _end
-        )  # uvicorn has handlers of its own while it serves, and passes the signal on.
+        # While uvicorn serves, it has handlers of its own, and passes the signal on to these.
+        signal.signal(each, _end)
     with exit_on_error():
         options = read_options(arguments)
         if options.token is None and options.host not in ("127.0.0.1", "::1", "localhost"):
@@ -123,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 options.host,
                 ENV_ACCESS,
             )
-        with prepared(options) as server:
+        with running_server(options) as server:
             server.run()
 
 

@@ -1,9 +1,14 @@
-"""What the routes of both protocols share: models by name, room for requests, decoding and answers."""
+"""What the routes of both protocols share: models by name and version, room for requests, decoding and answers.
+
+`predictions` and `inference_protocol` call it. Not here: how a model runs (`loaded_model`, `batching`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -11,9 +16,10 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from dtj_trainer.serving.batching import Overfull
+from dtj_trainer.serving.batching import Batcher, Limits, Overfull
 from dtj_trainer.serving.bodies import read_body
-from dtj_trainer.serving.refusal import Refused, Room, overfull
+from dtj_trainer.serving.errors import Refused, RequestRoom, ServingError, overfull
+from dtj_trainer.serving.loaded_model import LoadedModel, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,17 +28,18 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from dtj_trainer.serving.batching import Outcome
-    from dtj_trainer.serving.loaded_model import LoadedModel
+    from dtj_trainer.serving.errors import Held
     from dtj_trainer.serving.metrics import Metrics
-    from dtj_trainer.serving.refusal import Held
-    from dtj_trainer.serving.shelf import Slot
+    from dtj_trainer.serving.places import ModelPlace
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 _FEW_BYTES = 16384
-"""Are read in less time than another thread needs to begin."""
+"""Bodies of up to this many bytes are decoded in the event loop itself: another thread would need more time to
+begin."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Service:
         self, slots: Mapping[str, Slot], limits: RequestLimits, metrics: Metrics, decoders: int
     ) -> None:
         self.slots, self.limits, self.metrics = slots, limits, metrics
-        self.room = Room(limits.requests, limits.held)
+        self.room = RequestRoom(limits.requests, limits.held)
         self._decoders = ThreadPoolExecutor(decoders, "decoder")
 
     def slot(self, name: str) -> Slot:
@@ -103,7 +110,7 @@ class Service:
         answer: asyncio.Future[list[np.ndarray]] = loop.create_future()
 
         def tell(outcome: Outcome) -> None:
-            with suppress(RuntimeError):  # After the loop's end, nobody waits.
+            with suppress(RuntimeError):  # The event loop has ended, and nobody waits for the answer.
                 loop.call_soon_threadsafe(_settle, answer, outcome)
 
         try:
@@ -124,7 +131,7 @@ class Service:
 
 
 def _settle(answer: asyncio.Future[list[np.ndarray]], outcome: Outcome) -> None:
-    if answer.done():  # It was cancelled.
+    if answer.done():  # The request was cancelled.
         return
     if isinstance(outcome, Exception):
         answer.set_exception(outcome)
@@ -135,3 +142,92 @@ def _settle(answer: asyncio.Future[list[np.ndarray]], outcome: Outcome) -> None:
 def input_bytes(model: LoadedModel, examples: int) -> int:
     """Return the bytes of a model's inputs."""
     return examples * sum(math.prod(each.shape) * each.dtype.itemsize for each in model.inputs)
+
+
+# The models that a server has, by name, and their replacement by newer versions.
+
+log = logging.getLogger(__name__)
+_LONGEST_PAUSE = 16
+"""After failures, a slot skips checks of the manifest: 1, 2, 4 and so on, up to this number."""
+
+
+class Slot:
+    """A name with the version that answers. A newer one takes new requests; the older one answers its own.
+
+    Raises ServingError when the model can't be loaded.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        place: ModelPlace,
+        limits: Limits,
+        runs: threading.Semaphore,
+        threads: int,
+        metrics: Metrics,
+    ) -> None:
+        self.name = name
+        self._place, self._threads, self._metrics = place, threads, metrics
+        self._seen = place.version()
+        self.model: LoadedModel = load(place, threads)
+        metrics.loaded(name, self.model, None)
+        self.batcher = Batcher(name, limits, runs, lambda examples: metrics.ran(name, examples))
+        self._failures = self._left_out = 0
+
+    @property
+    def uri(self) -> str:
+        """The model's folder."""
+        return self._place.uri
+
+    def refresh(self) -> None:
+        """Load the model if its manifest has changed. Keep the present one if that fails."""
+        if self._left_out:
+            self._left_out -= 1
+            return
+        try:
+            # Read the version before the files: if the manifest changes meanwhile, the next call sees the change.
+            version = self._place.version()
+            if version == self._seen:
+                self._failures = 0
+                return
+            new = load(self._place, self._threads)
+        except ServingError as error:
+            self._left_out = min(2**self._failures - 1, _LONGEST_PAUSE)
+            self._failures += 1
+            self._metrics.load_failed(self.name)
+            log.warning(
+                "the model %s keeps version %s: a newer one can't be loaded: %s",
+                self.name,
+                self.model.version,
+                error,
+            )
+            return
+        self._seen, self._failures = version, 0
+        if new.version == self.model.version and new.description == self.model.description:
+            return
+        self._metrics.loaded(self.name, new, self.model)
+        log.info("%s: version %s replaces %s", self.name, new.version, self.model.version)
+        self.model = new
+
+
+class Watch:
+    """A thread that refreshes slots every `seconds`."""
+
+    def __init__(self, slots: Mapping[str, Slot], seconds: float) -> None:
+        self._slots, self._seconds = slots, seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="manifests", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._ended.wait(self._seconds):
+            for slot in self._slots.values():
+                try:
+                    slot.refresh()
+                except Exception:
+                    log.exception("%s could not be refreshed", slot.name)

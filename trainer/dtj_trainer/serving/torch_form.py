@@ -44,7 +44,7 @@ class TorchProgram:
 
     def write_onnx(self, path: Path) -> None:
         """See TrainedModel."""
-        # The exporter tells its progress on stdout, and warns of packages that it could use.
+        # Silence the exporter: it prints its progress to stdout, and warns of packages that it could use.
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -70,5 +70,5 @@ def _input(name: object, node: Any) -> Input:
             '`dynamic_shapes=({0: torch.export.Dim("batch")},)`'
         )
     if not all(isinstance(size, int) for size in shape):
-        raise NotExportable(f"the input {name} has other axes than the batch without a fixed size")
+        raise NotExportable(f"the input {name} has an axis without a fixed size besides the batch axis")
     return Input(str(value.dtype).removeprefix("torch."), tuple(shape))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dtj_trainer.torch.exchange import exchange_as_one
+from dtj_trainer.torch.ranks import exchange_as_one
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from dtj_trainer.torch.ranks import TensorRanks
 
 _OF_PICTURES = ("mean", "deviation")
-"""The buffers of a PictureClassifier, which no pass changes."""
+"""Buffers of a PictureClassifier that no pass changes."""
 _AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PIECE = 1 << 22
-"""Numbers that are added up at a time, because PyTorch converts them first."""
+"""How many numbers one sum takes: PyTorch first converts them to another type, in new memory."""
 
 
 def statistics(network: nn.Module) -> dict[str, Tensor]:
@@ -50,7 +50,9 @@ def make_same(network: nn.Module, ranks: TensorRanks) -> None:
 
 
 def _average_where_different(joined: Tensor, ranks: TensorRanks) -> Tensor:
-    """Average over the ranks. The sum of equal numbers, divided by their count, may differ from them by rounding."""
+    """Average over the ranks, and keep numbers that are equal on all ranks: an average might change them by
+    rounding.
+    """
     first = ranks.first(joined, "first buffers")
     offset = ranks.average(torch.where(joined == first, 0, joined - first), "buffers")
     return torch.where(offset == 0, first, first + offset)

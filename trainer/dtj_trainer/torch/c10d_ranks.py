@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-# Import this module before init_process_group: its functions have the present process group as a default argument,
-# and DistributedDataParallel imports the module too. A group that the module holds lives until Python exits. A thread
-# of gloo that waits for Python's lock at the exit aborts the process.
+# Import this module before init_process_group: its functions have the process group of their import as a default
+# argument, and DistributedDataParallel imports the module too. A group that the module holds lives until Python
+# exits. A thread of gloo that waits for Python's lock at the exit aborts the process.
 import torch.distributed.nn.functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -52,7 +52,7 @@ def joined_ranks(
     except SystemExit:
         ranks.leave()
         raise
-    # Not after another exception: a rank that fails must not wait for NCCL's operations under way.
+    # Do not leave after another exception: a rank that fails must not wait for NCCL's operations under way.
     ranks.leave()
 
 
@@ -114,7 +114,7 @@ class C10dRanks(TensorRanks):
         dist.broadcast(sent, src=0)
         return sent
 
-    def overwrite(self, tensors: Mapping[str, Tensor]) -> None:
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """See TensorRanks."""
         for tensor in tensors.values():
             sent = tensor.detach().contiguous()
@@ -123,9 +123,10 @@ class C10dRanks(TensorRanks):
                 tensor.detach().copy_(sent)
 
 
+# PyTorch 2.13 deprecates `broadcast_buffers`, and warns if a program uses it. PyTorch 2.11 has only this name.
 _WITHOUT_BROADCASTS: dict[str, Any] = next(
     {name: False}
-    for name in ("forward_sync_buffers", "broadcast_buffers")  # PyTorch 2.11 has the second name alone.
+    for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in signature(DistributedDataParallel).parameters
 )
 
@@ -136,7 +137,8 @@ class _DistributedDataParallel(GradientAveraging):
     network: DistributedDataParallel
 
     def __init__(self, network: nn.Module, optimizer: Any, *, every_weight: bool) -> None:
-        # A weight for one input channel has two notations of its strides. DDP warns of them, and they cost nothing.
+        # Silence a warning of DDP: the strides of a weight for one input channel can be written in two ways, which
+        # costs nothing.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         # The training averages BatchNorm's statistics before each test and checkpoint. Broadcasts of rank 0's
         # statistics before each pass would discard those of the others.

@@ -39,7 +39,7 @@ class TorchRanks(HorovodRanks, TensorRanks):
         sent: torch.Tensor = self._hvd.broadcast(tensor, root_rank=0, name=name)
         return sent
 
-    def overwrite(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def broadcast_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """See TensorRanks."""
         under_way: list[int] = []
         size = 0
@@ -50,7 +50,8 @@ class TorchRanks(HorovodRanks, TensorRanks):
                 named = f"{name}.{piece.start}"
                 under_way.append(self._hvd.broadcast_async_(part, root_rank=0, name=named))
                 size += part.numel() * part.element_size()
-                if size >= PIECE_BYTES:  # On GPUs, each transfer may hold a copy in host memory.
+                # Limit the transfers under way: on GPUs, each may hold a copy in host memory.
+                if size >= PIECE_BYTES:
                     self._wait(under_way)
                     size = 0
             if flat.data_ptr() != tensor.data_ptr():

@@ -11,8 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dtj_trainer.torch.c10d_ranks import C10dRanks
-from dtj_trainer.torch.exchange import exchange_as_one
-from dtj_trainer.torch.ranks import GradientAveraging
+from dtj_trainer.torch.ranks import GradientAveraging, exchange_as_one
 from dtj_trainer.train.pieces import groups
 from dtj_trainer.train.protocols import NAMED, RanksDiverged
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from dtj_trainer.train.division_options import DivisionOptions
+    from dtj_trainer.train.options import DivisionOptions
 
 
 class MeshRanks(C10dRanks):

@@ -1,14 +1,19 @@
-"""The exchange of tensors between the ranks of a PyTorch training. Imports no framework."""
+"""The exchange of tensors between the ranks of a PyTorch training: what a way to connect the ranks implements.
+
+`c10d_ranks`, `horovod_ranks` and `mesh_ranks` implement it, and the training's loop and model call it.
+"""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dtj_trainer.train.protocols import Ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -48,7 +53,7 @@ class TensorRanks(Ranks):
 
     def average(self, tensor: Tensor, name: str) -> Tensor:
         """Average a tensor over all ranks."""
-        del name  # Subclasses may match calls by name.
+        del name  # The name is for subclasses, which may match the calls of ranks by name.
         return tensor
 
     def first(self, tensor: Tensor, name: str) -> Tensor:
@@ -56,7 +61,7 @@ class TensorRanks(Ranks):
         del name
         return tensor
 
-    def overwrite(self, tensors: Mapping[str, Tensor]) -> None:
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite tensors, which have equal names and shapes on all ranks, by rank 0's."""
 
     def start_timeline(self, path: Path) -> None:
@@ -64,3 +69,14 @@ class TensorRanks(Ranks):
 
     def stop_timeline(self) -> None:
         """Complete the file of `start_timeline`."""
+
+
+# `exchange_as_one` exchanges many tensors between ranks in one exchange, which saves the latency of the others.
+
+
+def exchange_as_one(tensors: Sequence[Tensor], exchange: Callable[[Tensor], Tensor]) -> None:
+    """Concatenate tensors of one type to a vector, and overwrite them by what `exchange` returns for the vector."""
+    exchanged = exchange(torch.cat([each.reshape(-1) for each in tensors]))
+    parts = torch.split(exchanged, [each.numel() for each in tensors])
+    for each, part in zip(tensors, parts, strict=True):
+        each.copy_(part.view(each.shape))

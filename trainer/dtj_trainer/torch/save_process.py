@@ -35,7 +35,8 @@ class SaveProcess:
 
     def __init__(self) -> None:
         self._process = WriterProcess(__name__)
-        # Tensors travel as file descriptors, which both sides' keys protect from other users of the machine.
+        # Give the process the key of this one: tensors travel as file descriptors, which only a process with the key
+        # receives.
         self._process.connection.send_bytes(bytes(multiprocessing.current_process().authkey))
         self._places: Sequence[tuple[object, ...]] = []
 
@@ -48,7 +49,8 @@ class SaveProcess:
         pickler = _Pickler(stream)
         pickler.dump(state)
         places = [(each.data_ptr(), each.dtype, each.shape, each.stride()) for each in pickler.tensors]
-        # To send a thousand tensors takes a tenth of a second. The stager uses the same memory again.
+        # Send tensors only if their memory has changed: a thousand tensors take a tenth of a second, and the stager
+        # usually copies into the same memory again.
         tensors = None if places == self._places else pickler.tensors
         self._process.ask(_Request(str(path), stream.getvalue(), tensors))
         self._places = places

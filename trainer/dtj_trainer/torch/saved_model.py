@@ -58,7 +58,8 @@ def write(
         },
         "torch": str(torch.__version__),
     }
-    # If the process ends during the export, for lack of memory or at its time limit, the weights are described.
+    # Describe the weights before the export, in case the process ends during the export, for lack of memory or at its
+    # time limit.
     model_files.write_description(folder, description, complete=False)
     try:
         description["parameters"] = _export(folder / EXPORTED, weights, name, shape, classes)
@@ -73,7 +74,9 @@ def write(
 
 
 def _alone(value: Tensor) -> Tensor:
-    """Return a tensor in the memory of CPUs; not as a part of a larger one, which a file would have as a whole."""
+    """Return a tensor in the memory of CPUs with a storage of its own: a file of a part of a larger tensor would have
+    all of it.
+    """
     held = value.detach().cpu()
     return held if held.untyped_storage().nbytes() == held.nbytes else held.clone()
 
@@ -83,7 +86,7 @@ def _export(
 ) -> int:
     """Write the exported program of a network with these weights; return the number of its parameters."""
     copy = build(name, shape, classes)
-    copy.load_state_dict(weights, strict=False)  # An object of `get_extra_state` is none of the weights.
+    copy.load_state_dict(weights, strict=False)  # not strict: `weights` has no objects of `get_extra_state`
     program = exported(copy.eval(), shape)
     write_whole(path, lambda written: torch.export.save(program, written))
     return sum(parameter.numel() for parameter in copy.parameters())
@@ -96,7 +99,8 @@ def exported(network: torch.nn.Module, shape: tuple[int, int, int]) -> torch.exp
     try:
         return torch.export.export(network, example, dynamic_shapes=sizes)
     except Exception as error:
-        # The strict mode reads the source: it also takes `len(pixels)` and `.numpy()`, which the other mode refuses.
+        # Try the strict mode: it reads the source, and so takes `len(pixels)` and `.numpy()`, which the other mode
+        # refuses.
         log.debug("torch.export failed, trying its strict mode", exc_info=True)
         try:
             program = torch.export.export(network, example, dynamic_shapes=sizes, strict=True)

@@ -6,16 +6,20 @@ on from it: `torch.distributed.checkpoint` reads the pieces that a rank needs, w
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -24,22 +28,108 @@ from torch.distributed.tensor import DTensor
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.artifacts.file_fetch import in_bucket
 from dtj_trainer.data.sharding import Sharding
-from dtj_trainer.torch import saved_model, sharded_files
+from dtj_trainer.torch import saved_model
 from dtj_trainer.torch.model import digest_of
 from dtj_trainer.torch.staging import Stager
 from dtj_trainer.train.background_save import BackgroundSave
-from dtj_trainer.train.file_saver import model_facts, position_of, run_at, why_not
+from dtj_trainer.train.file_saver import SHARDED_RUN, model_facts, position_of, run_at, why_not
 from dtj_trainer.train.protocols import Position, RanksDiverged, Saver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
+    from torch.futures import Future
+
     from dtj_trainer.data.pictures import PictureSet
     from dtj_trainer.torch.divided_model import DividedModel
     from dtj_trainer.torch.mesh_ranks import MeshRanks
-    from dtj_trainer.train.options import Options
+    from dtj_trainer.train.options import TrainingOptions
     from dtj_trainer.train.schedule import Ramp
+
+
+# A checkpoint of shards on disk: the files of `torch.distributed.checkpoint`, and the run's description.
+#
+# Each rank writes `__<rank>_0.distcp`. Rank 0 also writes `.metadata`, which says where each tensor is, and
+# `run.json`. A pod has the files of its own ranks. A restore brings the description to each pod, and leaves the files
+# of the ranks in the bucket, until a rank of the pod reads some of them.
+
+ON_DEMAND = "__*.distcp"
+_METADATA = ".metadata"
+_SMALL_BYTES = 2**16
+
+
+class NeededFiles(FileSystemReader):
+    """Reads tensors, after it has brought the files that hold them."""
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """See StorageReader. `plan` names the pieces that this rank needs."""
+        names = {self.storage_data[item.storage_index].relative_path for item in plan.items}
+        checkpoints.bring(Path(self.path), sorted(names))
+        return super().read_data(plan, planner)
+
+
+class SmallTogether(DefaultSavePlanner):
+    """Gives small tensors that several ranks have to the lowest of them, so that one file has all of them.
+
+    By default they are spread over the ranks' files, so that each rank would need each file for a few bytes, such as
+    the optimizer's numbers of steps.
+    """
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """See SavePlanner."""
+        taken: set[MetadataIndex] = set()
+        plans = []
+        for plan in all_plans:
+            small = {item.index for item in plan.items if (item.tensor_storage_size() or 0) < _SMALL_BYTES}
+            own = [item for item in plan.items if item.index not in small & taken]
+            plans.append(replace(plan, items=own))
+            taken |= small
+        return super().create_global_plan(plans)
+
+
+def write_run(folder: Path, run: dict[str, Any]) -> None:
+    """Write the run's description, which is plain data."""
+    (folder / SHARDED_RUN).write_text(json.dumps(run))
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Read the run's description."""
+    run: dict[str, Any] = json.loads((folder / SHARDED_RUN).read_bytes())
+    return run
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Read which tensors there are, and where."""
+    return FileSystemReader(folder).read_metadata()
+
+
+def whole_ones() -> dict[int, str]:
+    """Return the identity of each checkpoint of this pod that has the files of all ranks, or can bring them, by its
+    step.
+
+    The identity is equal for copies of the same checkpoint.
+    """
+    found = {}
+    for saved in checkpoints.saved():
+        described = [saved.path / name for name in (SHARDED_RUN, _METADATA)]
+        if all(path.is_file() for path in described) and _has_all_files(saved.path):
+            digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in described))
+            found[saved.step] = digest.hexdigest()
+    return found
+
+
+def _has_all_files(folder: Path) -> bool:
+    ends: dict[str, int] = {}
+    for place in read_metadata(folder).storage_data.values():
+        ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
+    sizes = {name: file.size for name, file in in_bucket(folder).files.items()}
+    sizes |= {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    return all(sizes.get(name, -1) >= end for name, end in ends.items())
+
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +140,9 @@ _NEEDED = ("momentum", "betas", "eps", "rho", "weight_decay")
 class ShardedSaver(Saver):
     """See Saver. The ranks of one pod have one workspace; the lowest of them completes the pod's part."""
 
-    def __init__(self, options: Options, data: PictureSet, model: DividedModel, ranks: MeshRanks) -> None:
+    def __init__(
+        self, options: TrainingOptions, data: PictureSet, model: DividedModel, ranks: MeshRanks
+    ) -> None:
         self._options, self._ranks, self._data = options, ranks, data
         sharding = Sharding(data.train.blocks, 1, rank=0, ranks=1, seed=options.seed, stock=data.train.stock)
         self._training_examples, self._order = sharding.examples, sharding.name
@@ -60,7 +152,7 @@ class ShardedSaver(Saver):
         self._leader = pods.index(pods[ranks.rank])
         self._pods = len(set(pods))
         self._background = BackgroundSave()
-        # The ranks' threads exchange in it, while the training exchanges in other groups.
+        # A group for saves: the ranks' threads exchange in it while the training exchanges in other groups.
         self._group = dist.new_group(backend="gloo")
         gpu = any(each.is_cuda for each in self._weights.values())
         self._stager = Stager(
@@ -110,23 +202,23 @@ class ShardedSaver(Saver):
                 lambda folder: self._write(folder, state, run),
                 accuracy,
                 parts=self._pods,
-                on_demand=sharded_files.ON_DEMAND,
+                on_demand=ON_DEMAND,
             )
         else:
             self._write(None, state, run)
         dist.barrier(self._group)
 
     def _write(self, folder: Path | None, state: dict[str, Tensor], run: dict[str, Any]) -> None:
-        """Write this rank's part. Only a leader knows the `folder` of its pod."""
+        """Write this rank's part. Only the leader, the lowest rank of a pod, gets the pod's `folder`."""
         folders: list[str | None] = [None] * self._ranks.size
         dist.all_gather_object(folders, folder and str(folder), group=self._group)
         chosen = Path(folders[self._leader] or "")
         if self._ranks.rank == 0:
-            sharded_files.write_run(chosen, run)
+            write_run(chosen, run)
         save(
             state,
             storage_writer=FileSystemWriter(chosen),
-            planner=sharded_files.SmallTogether(),
+            planner=SmallTogether(),
             process_group=self._group,
         )
 
@@ -146,9 +238,9 @@ class ShardedSaver(Saver):
         """
         step = self._newest_of_all()
         if step is None:
-            return Position(), None  # The first weights are rank 0's already.
+            return Position(), None  # All ranks have rank 0's first weights already.
         folder = checkpoints.folder() / str(step)
-        run = sharded_files.read_run(folder)
+        run = read_run(folder)
         examples, order = self._training_examples, self._order
         if refusal := why_not(run, self._options, examples, order, self._data.class_names):
             raise SystemExit(f"the checkpoint {folder} {refusal}, or start anew (artifacts.resume: Never)")
@@ -168,7 +260,7 @@ class ShardedSaver(Saver):
     def _newest_of_all(self) -> int | None:
         """Return the step of the newest checkpoint that is whole, and the same, in each pod; None if none has any."""
         newest = checkpoints.newest()
-        whole: list[dict[int, str]] = self._ranks.gather(sharded_files.whole_ones(), "checkpoints")
+        whole: list[dict[int, str]] = self._ranks.gather(whole_ones(), "checkpoints")
         common = set(whole[0].items()).intersection(*(each.items() for each in whole[1:]))
         if common:
             return max(step for step, _ in common)
@@ -176,14 +268,14 @@ class ShardedSaver(Saver):
         if any(found):
             path = next(each for each in found if each)
             raise SystemExit(
-                f"the checkpoint {path} is not one of shards that each pod has as a whole: resume with the options "
+                f"the checkpoint {path} has no shards, or is not complete in each pod: resume with the options "
                 "that wrote it (docs/model-parallel.md), or start anew (artifacts.resume: Never)"
             )
         return None
 
     def _load(self, folder: Path) -> None:
         """Load this rank's part of the state, together with all ranks."""
-        kept = sharded_files.read_metadata(folder).state_dict_metadata
+        kept = read_metadata(folder).state_dict_metadata
         state = {f"model.{name}": value for name, value in self._network.state_dict().items()}
         if missing := [name for name in state if name not in kept]:
             raise SystemExit(f"the checkpoint {folder} has no {missing[0]}: give the --model that wrote it")
@@ -198,7 +290,7 @@ class ShardedSaver(Saver):
                     else torch.zeros(found.size, dtype=found.properties.dtype)
                 )
                 state[_optimizer_name(name, what)] = of_weight[what]
-        load(state, storage_reader=sharded_files.NeededFiles(folder))
+        load(state, storage_reader=NeededFiles(folder))
 
     def export(self, at: Position, accuracy: float | None) -> dict[str, object]:
         """See Saver. First compares the weights of the ranks that hold the same part. Rank 0 gathers the network."""
@@ -244,7 +336,7 @@ class ShardedSaver(Saver):
         for rank, tensors in enumerate(described):
             lacking = {name: like for name, like in tensors.items() if name not in described[0]}
             if rank >= self._ranks.model.size() or not lacking:
-                continue  # The first ranks have all parts.
+                continue  # The ranks of the first network have all parts.
             for name, (shape, dtype) in lacking.items():
                 if self._ranks.rank == rank:
                     dist.send(part[name], dst=0)
@@ -266,6 +358,6 @@ def _optimizer_names(kept: Mapping[str, object], weight: str) -> list[str]:
 
 def _whole(value: Tensor) -> Tensor:
     """Gather a tensor whose shards several ranks have."""
-    # It warns that shards of two dimensions of the mesh take two exchanges.
+    # Silence PyTorch's warning that shards of two dimensions of the mesh take two exchanges.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     return value.full_tensor() if isinstance(value, DTensor) else value

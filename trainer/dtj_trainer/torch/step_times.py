@@ -10,7 +10,7 @@ import torch
 from dtj_trainer.train.protocols import StepParts
 
 MEASURED_STEPS = 16
-"""About as many steps between two calls of `take` are measured on a GPU, spread evenly."""
+"""On a GPU, about this many steps between two calls of `take` are measured, spread evenly."""
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -71,7 +71,7 @@ class StepClock(NoClock):
         self._passes: list[_Pass] = []
         self._steps: list[tuple[list[_Pass], Any, Any]] = []
         self._every, self._since = 1, 0
-        """Each of so many steps is measured; the steps since the last call of `take`."""
+        """`_every`: one of this many steps is measured. `_since`: the steps since the last call of `take`."""
         self._forward_at = self._backward_at = self._first = self._last = self._averaged_at = None
 
     def forward(self) -> None:
@@ -86,7 +86,8 @@ class StepClock(NoClock):
         """End a backward pass."""
         end = self._mark()
         if self._order and len(self._hooks) > 2:
-            # Each pass computes the gradients in the same order: two of them suffice from now on.
+            # Each pass computes the gradients in the same order: from now on, hooks of the first and the last
+            # gradient suffice.
             for each in self._hooks.keys() - {self._order[0], self._order[-1]}:
                 self._hooks.pop(each).remove()
         first, last = self._first or end, self._last or end

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dtj_trainer.torch.models import PictureClassifier
-    from dtj_trainer.train.options import Options
+    from dtj_trainer.train.options import TrainingOptions
 
 log = logging.getLogger(__name__)
 
 
-def smallest_passes(examples: int, options: Options, shares: int) -> set[int]:
+def smallest_passes(examples: int, options: TrainingOptions, shares: int) -> set[int]:
     """Return the sizes of the smallest pass of this run, and of the smallest that has an example."""
     found = set()
     for total in step_totals(examples, options, shares):

@@ -19,20 +19,19 @@ def main() -> None:
     """Track the attempt of this pod."""
     logging.basicConfig(format="dtj: %(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("dtj_trainer").setLevel(logging.INFO)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # `dtj-launch` says when to end.
-    # What libraries print must not come between the messages.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # `dtj-launch` tells this process when to end.
+    # Send what libraries print to stderr: stdout carries the messages to `dtj-launch`.
     outgoing, sys.stdout = sys.stdout, sys.stderr
     channel = Channel(sys.stdin, outgoing)
     channel.start()
     settings = read_tracker_settings(os.environ)
     for name, value in CLIENT_VARIABLES.items():
         os.environ.setdefault(name, value)
-    # Imported after the variables are set. It takes seconds, while the pod restores its artifacts.
-    from dtj_trainer.tracking.job_params import job_params
-    from dtj_trainer.tracking.server import Server
-    from dtj_trainer.tracking.tracker import Over, Tracker
+    # Import mlflow after its variables are set. The import takes seconds, in which the pod restores its artifacts.
+    from dtj_trainer.tracking.server import MlflowServer
+    from dtj_trainer.tracking.tracker import Over, Tracker, job_params
 
-    server = Server(settings.uri)
+    server = MlflowServer(settings.uri)
     if not channel.await_begin():
         return
     with contextlib.suppress(Over, BrokenPipeError):

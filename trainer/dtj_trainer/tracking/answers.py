@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 MOST_POINTS = 1000
-"""Points of a request, which is the server's limit."""
+"""The most points of a request, by the server's limit."""
 MOST_PARAMS = 100
-"""Parameters or tags of a request, which is the server's limit."""
+"""The most parameters or tags of a request, by the server's limit."""
 CLIENT_VARIABLES = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -19,5 +19,5 @@ class Unavailable(Exception):
     """The server did not take a request now; it may take it later."""
 
 
-class Refused(Exception):
+class TrackingRefused(Exception):
     """The server will not take this request as it is."""

@@ -1,6 +1,7 @@
 """The messages between `dtj-launch` and the tracking process: JSON lines on the process's stdin and stdout.
 
-From `dtj-launch`: `begin` with the stored tracking.json, `artifacts` as they are now, `end` with the run's status.
+From `dtj-launch`: `begin` with the stored tracking.json, `artifacts` as they are now, `restarts` in place so far,
+`end` with the run's status.
 From the process: `run` with its id, `waiting` with the reason, `state` with the new tracking.json.
 """
 
@@ -24,6 +25,8 @@ class Channel:
         self.stored: dict[str, Any] = {}
         """The tracking.json of the bucket; empty where there is none."""
         self.artifacts: contract.Artifacts = {}
+        self.restarts = 0
+        """The restarts in place of this attempt."""
         self.end: str | None = None
         """The status in which the run ends; None while the programs run."""
         self.closed = False
@@ -41,6 +44,8 @@ class Channel:
                     self.stored, self._began = message["begin"] or {}, True
                 elif "artifacts" in message:
                     self.artifacts = message["artifacts"]
+                elif "restarts" in message:
+                    self.restarts = int(message["restarts"])
                 elif "end" in message:
                     self.end = str(message["end"])
                 self._changed.notify_all()

@@ -72,7 +72,9 @@ def _metrics(values: Mapping[str, Any], prefix: str) -> Iterator[Point]:
 
 
 def _sample(values: Mapping[str, Any]) -> Iterator[Point]:
-    """Yield the points of a sample of utilisation. Their step is the second: MLflow shows `system/…` over time."""
+    """Yield the points of a sample of utilisation. Their step is the time in seconds: MLflow shows `system/…` over
+    time.
+    """
     time, pod = _milliseconds(values), str(values.get("pod", "pod"))
     second = time // 1000
     of_pod = {name: value for name, value in values.items() if name not in _OF_A_SAMPLE}

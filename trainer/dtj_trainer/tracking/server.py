@@ -10,7 +10,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from dtj_trainer.contract.tracker import RunStatus
-from dtj_trainer.tracking.answers import Refused, Unavailable
+from dtj_trainer.tracking.answers import TrackingRefused, Unavailable
 from dtj_trainer.tracking.points import Point
 
 _MISSING, _EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
@@ -18,8 +18,8 @@ _REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE")
 _MOST_CHARACTERS = 300
 
 
-class Server:
-    """An MLflow server. The methods raise Unavailable and Refused."""
+class MlflowServer:
+    """An MLflow server. The methods raise Unavailable and TrackingRefused."""
 
     def __init__(self, uri: str) -> None:
         self._client = MlflowClient(tracking_uri=uri)
@@ -33,7 +33,7 @@ class Server:
             try:
                 return str(self._client.create_experiment(name))
             except MlflowException as error:
-                if error.error_code == _EXISTS:  # Another job made it just now.
+                if error.error_code == _EXISTS:  # Another job has just made the experiment.
                     raise Unavailable(str(error)) from error
                 raise
 
@@ -101,6 +101,6 @@ def _sentences() -> Iterator[None]:
         yield
     except MlflowException as error:
         sentence = " ".join(str(error).split())[:_MOST_CHARACTERS]
-        raise (Refused if error.error_code in _REFUSALS else Unavailable)(sentence) from error
+        raise (TrackingRefused if error.error_code in _REFUSALS else Unavailable)(sentence) from error
     except (OSError, ValueError) as error:
         raise Unavailable(f"{type(error).__name__}: {error}"[:_MOST_CHARACTERS]) from error

@@ -3,25 +3,93 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.background_priority import run_in_background
 from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.background import run_in_background
 from dtj_trainer.contract.tracker import RunStatus
-from dtj_trainer.tracking.answers import MOST_PARAMS, MOST_POINTS, Refused, Unavailable
+from dtj_trainer.tracking.answers import MOST_PARAMS, MOST_POINTS, TrackingRefused, Unavailable
 from dtj_trainer.tracking.channel import Channel
 from dtj_trainer.tracking.lines import LineFiles, next_lines
 from dtj_trainer.tracking.points import Point, as_params, params_of, points_of
-from dtj_trainer.tracking.run import Run, Runs, document, find_run, stored_run
 from dtj_trainer.tracking.settings import TrackerSettings
+
+# The job's one run at the tracking server: the stored one, that with the job's uid, or a new one.
+
+VERSION = 1
+
+
+class Runs(Protocol):
+    """What finding a run needs of a server."""
+
+    def experiment(self, name: str) -> str:
+        """Return the id of an experiment."""
+
+    def run_of(self, experiment: str, uid: str) -> str | None:
+        """Return the oldest run with that uid."""
+
+    def new_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> str:
+        """Make a run."""
+
+    def remove_run(self, run: str) -> None:
+        """Delete a run."""
+
+    def params_of(self, run: str) -> Mapping[str, str] | None:
+        """Return the parameters of a run that exists."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, and the parameters that it has already."""
+
+    id: str
+    params: Mapping[str, str]
+
+
+def find_run(server: Runs, settings: TrackerSettings, stored: str | None) -> Run:
+    """Find the job's run, or make it. stored: its id in tracking.json. Raises Unavailable and TrackingRefused."""
+    for known in filter(None, (stored, settings.run_id)):
+        params = server.params_of(known)
+        if params is not None:
+            return Run(known, params)
+    experiment = settings.experiment_id or server.experiment(settings.experiment)
+    found = server.run_of(experiment, settings.uid)
+    if found is None:
+        made = server.new_run(experiment, settings.job, settings.tags)
+        # A slow server may have made a run for an earlier request, too: keep the oldest run.
+        found = server.run_of(experiment, settings.uid) or made
+        if found != made:
+            server.remove_run(made)
+    return Run(found, server.params_of(found) or {})
+
+
+def stored_run(document: Mapping[str, Any], uri: str) -> tuple[str | None, dict[str, int]]:
+    """Return the run's id and what was sent of each file, from tracking.json; neither for another server's."""
+    if document.get("version") != VERSION or document.get("uri") != uri:
+        return None, {}
+    run, sent = document.get("runId"), document.get("sent")
+    if not isinstance(run, str) or not isinstance(sent, dict):
+        return None, {}
+    return run, {name: at for name, at in sent.items() if isinstance(at, int) and at >= 0}
+
+
+def document(uri: str, run: str, sent: Mapping[str, int]) -> dict[str, object]:
+    """Return tracking.json. sent: bytes of each file that the server has."""
+    return {"version": VERSION, "uri": uri, "runId": run, "sent": dict(sent)}
+
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 10.0
-"""Between two looks at the metrics."""
+"""Seconds between two looks at the metrics."""
 UTILISATION_SECONDS = 60.0
 LONGEST_PAUSE_SECONDS = 30.0
 PAUSE_AT_END_SECONDS = 1.0
@@ -60,6 +128,8 @@ class Tracker:
         self._tags: dict[str, str] = {}
         self._sent: dict[str, int] = {}
         self._utilisation_at = 0.0
+        self._restarts = 0
+        """The restarts in place that the run has."""
 
     def run(self, job_params: Mapping[str, str]) -> None:
         """Track the attempt to its end. Raises Over when `dtj-launch` is gone before."""
@@ -70,10 +140,10 @@ class Tracker:
         self._run = found[0]
         self._params = set(self._run.params)
         if self._run.id != known:
-            self._sent = {}  # Somebody deleted the run of before.
+            self._sent = {}  # The former run was deleted: send everything again.
         channel.tell(run=self._run.id)
         self._tell_state()
-        # Only now: the programs of a first attempt wait for the run.
+        # Lower the priority only now: the programs of a first attempt wait until the run exists.
         run_in_background()
         self._set_status("RUNNING")
         self._send_tags(settings.tags)
@@ -84,6 +154,7 @@ class Tracker:
             end = channel.end
             self._look(everything=end is not None)
             self._send_tags(_tags_of(channel.artifacts))
+            self._send_restarts(channel.restarts)
             if end is not None:
                 break
             channel.wait(LOOK_SECONDS)
@@ -102,7 +173,7 @@ class Tracker:
             for name, size in sorted(sizes.items()):
                 self._send_file(name, size)
         except (S3Error, OSError) as error:
-            log.info("metrics are read again later: %s", error)
+            log.info("the metrics can't be read now, and are read later: %s", error)
 
     def _send_file(self, name: str, size: int) -> None:
         start = self._sent.get(name, 0)
@@ -140,6 +211,13 @@ class Tracker:
             self._send(tags=changed)
             self._tags |= changed
 
+    def _send_restarts(self, count: int) -> None:
+        """Send the number of restarts in place. Each attempt counts its own."""
+        if count != self._restarts:
+            now = round(time.time() * 1000)
+            self._send(points=[Point("restarts_in_place", float(count), now, self._settings.attempt)])
+            self._restarts = count
+
     def _set_status(self, status: RunStatus) -> None:
         self._until_taken(lambda: self._server.set_status(self._run.id, status))
 
@@ -157,21 +235,23 @@ class Tracker:
         while True:
             try:
                 request()
-            except (Refused, Unavailable) as error:
-                if isinstance(error, Refused) and not first:
+            except (TrackingRefused, Unavailable) as error:
+                if isinstance(error, TrackingRefused) and not first:
                     log.warning("the tracking server refuses a part of the run: %s", error)
                     return
                 failures += 1
                 if failures == 1:
-                    log.warning("%s does not take the run, and is asked again: %s", self._settings.uri, error)
+                    log.warning(
+                        "%s does not take the metrics, and is asked again: %s", self._settings.uri, error
+                    )
                     if first:
                         self._channel.tell(waiting=str(error))
             else:
                 if failures:
-                    log.info("%s takes the run again", self._settings.uri)
+                    log.info("%s takes the metrics again", self._settings.uri)
                 return
             self._leave_if_over()
-            # After the programs' end, `dtj-launch` ends this process in time.
+            # After the programs' end, keep the pauses short: `dtj-launch` ends this process after a limit of time.
             if self._channel.end is not None:
                 time.sleep(PAUSE_AT_END_SECONDS)
             else:
@@ -193,3 +273,28 @@ def _tags_of(artifacts: contract.Artifacts) -> dict[str, str]:
         tags["dtj.checkpoint"] = checkpoint.get("uri", "")
         tags["dtj.checkpoint.step"] = str(checkpoint.get("step", ""))
     return tags
+
+
+# Parameters of a run from the options of the job's command.
+
+_OPTION = re.compile(r"--?([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
+
+
+def options_of(words: Sequence[str]) -> dict[str, str]:
+    """Return the options `--name=value`, `--name value` and `--name` among some words, by name."""
+    found: dict[str, str] = {}
+    for word, after in zip(words, [*words[1:], "-"], strict=True):
+        if (match := _OPTION.fullmatch(word)) and match[1] != "m":
+            value = match[2] if match[2] is not None else "true" if after.startswith("-") else after
+            found[match[1]] = value
+    return found
+
+
+def job_params(config_dir: Path) -> dict[str, str]:
+    """Return the options of the job's command and args, and its image; nothing where the job file can't be read."""
+    try:
+        spec: dict[str, Any] = yaml.safe_load((config_dir / contract.JOB_FILE).read_text())["spec"]
+        words = [str(word) for word in (*spec.get("command", ()), *spec.get("args", ()))]
+        return {"image": str(spec.get("image", "")), **options_of(words)}
+    except (OSError, yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError):
+        return {}

@@ -56,7 +56,7 @@ class ArrayProcess:
             end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         descriptor = os.memfd_create("checkpoint")
         try:
-            # The kernel gives the pages now. Otherwise the first copy would wait for them.
+            # Let the kernel allocate the pages now. Otherwise the first copy would wait for them.
             os.posix_fallocate(descriptor, 0, max(end, 1))
             memory = mmap.mmap(descriptor, max(end, 1))
             self._process = WriterProcess(__name__, descriptor)

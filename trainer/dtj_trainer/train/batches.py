@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dtj_trainer.data.examples import Examples
     from dtj_trainer.data.sharding import Sharding, Share
 
+
 Data = TypeVar("Data")
 
 IN_LINE_BYTES = 2**18
@@ -135,7 +136,8 @@ def picture_batches(
 def _without_skipped(share: Share, pictures: Pictures) -> tuple[Share, Pictures]:
     """Leave out examples that can't be read. One of weight 0 stays if there is no other.
 
-    `total` still counts them, because the other ranks know nothing of them: the step is that much smaller.
+    `total` still counts the skipped examples, because the other ranks know nothing of them: the step is that much
+    smaller.
     """
     kept = np.flatnonzero(pictures.labels >= 0)
     count = len(kept) if share.count else 0

@@ -41,18 +41,19 @@ FORMS = {
 REFUSED = 3
 """The exit code of a trial that has found out that the model can't be exported."""
 LIMIT_SECONDS = 900.0
-"""The largest of the built-in networks takes a minute on a busy machine."""
+"""The time limit of an export. The largest built-in network takes a minute on a busy machine."""
 LEAST_ROOM = 1 << 30
 """Bytes of memory that an export needs, besides ROOM_FACTOR times the size of the model."""
 ROOM_FACTOR = 6
 LAST_ROOM = 64 << 20
-"""With less left in the container, the export is ended: on most nodes, the kernel would kill all of the container."""
+"""With fewer bytes of memory left in the container, dtj ends the export: on most nodes, the kernel would otherwise
+kill the whole container."""
 LOOK_SECONDS = 0.02
-"""The kernel takes longer than this to hand out LAST_ROOM."""
+"""Seconds between two looks at the memory. The kernel takes longer than this to hand out LAST_ROOM bytes."""
 _STOPPED = "the pod was stopped during the export"
 _NO_MEMORY = "the pod's memory did not suffice for the export: raise the memory limit"
 _OF_RANKS = ("OMPI_", "PMIX_", "PMI_", "HOROVOD_", "TF_CONFIG", "TORCHELASTIC_", "MASTER_")
-"""Beginnings of variables that make a process a rank of a training; also these names:"""
+"""Beginnings of the names of variables that make a process a rank of a training. _RANK_NAMES has whole names."""
 _RANK_NAMES = {
     "RANK",
     "WORLD_SIZE",
@@ -104,7 +105,7 @@ def begin_trial(command: list[str], size: int) -> None:
     """
     try:
         _check_memory(size)
-        # Files, not pipes: nobody reads while the training goes on.
+        # Use a file, not a pipe: nobody reads while the training goes on.
         output = tempfile.TemporaryFile()  # noqa: SIM115 - the thread closes it
         process = _started(command, output, subprocess.DEVNULL)
     except (_NotExported, OSError) as reason:
@@ -117,7 +118,7 @@ def begin_trial(command: list[str], size: int) -> None:
                 output.seek(0)
                 lines = output.read().decode(errors="replace").strip().splitlines()
                 progress.exported(lines[-1])
-                log.warning("at the end of this training: %s", lines[-1])
+                log.warning("the export at the end of this training will fail: %s", lines[-1])
 
     threading.Thread(target=tell, name="export-trial", daemon=True).start()
 
@@ -221,4 +222,6 @@ def _tell(folder: Path, reason: str) -> None:
         (folder / contract.MODEL_ONNX_FILE).unlink(missing_ok=True)
         model_files.write_description(folder, {**description, "export": {"error": reason}})
     except (OSError, ValueError, TypeError) as error:
-        log.warning("%s can't say so: %s", folder / contract.MODEL_DESCRIPTION_FILE, error)
+        log.warning(
+            "%s does not record that the export failed: %s", folder / contract.MODEL_DESCRIPTION_FILE, error
+        )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dtj_trainer.data.spread import Stock
-    from dtj_trainer.train.options import Options
+    from dtj_trainer.train.options import TrainingOptions
     from dtj_trainer.train.protocols import Ranks
     from dtj_trainer.train.schedule import Ramp
 
@@ -56,7 +56,7 @@ class FileSaver(Saver, ABC):
 
     def __init__(
         self,
-        options: Options,
+        options: TrainingOptions,
         blocks: np.ndarray | int,
         ranks: Ranks,
         classes: Sequence[str] = (),
@@ -109,7 +109,7 @@ class FileSaver(Saver, ABC):
 
     def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool, wait: bool) -> None:
         """See Saver."""
-        del final  # The position shows whether the training is complete.
+        del final  # Not needed: the position shows whether the training is complete.
         if self._ranks.rank != 0:
             return
         run = run_at(at, ramp, self._options, self._training_examples, self._order, self._named)
@@ -151,7 +151,9 @@ class FileSaver(Saver, ABC):
         if without:
             if self._ranks.rank == 0:
                 log.info(
-                    "%d ranks have no copy of the checkpoint of step %d: sending it", without, offer.step
+                    "%d ranks have no copy of the checkpoint of step %d: rank 0 sends its state",
+                    without,
+                    offer.step,
                 )
             self.share_state()
         at = position_of(offer.run)
@@ -198,12 +200,12 @@ class FileSaver(Saver, ABC):
 def run_at(
     at: Position,
     ramp: Ramp,
-    options: Options,
+    options: TrainingOptions,
     training_examples: int,
     order: str,
     classes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the description of a run that a checkpoint has, as plain data: what `why_not` compares."""
+    """Return the description of a run, as plain data. A checkpoint stores it, and `why_not` compares two."""
     return {
         "name": options.model,
         "optimizer": options.optimizer,
@@ -234,7 +236,11 @@ def model_facts(at: Position, accuracy: float | None, ranks: int, digest: str) -
 
 
 def why_not(
-    run: dict[str, Any], options: Options, training_examples: int, order: str, classes: Sequence[str] = ()
+    run: dict[str, Any],
+    options: TrainingOptions,
+    training_examples: int,
+    order: str,
+    classes: Sequence[str] = (),
 ) -> str | None:
     """Return why a training can't resume from a checkpoint of `run`, with the remedy; None if it can.
 
@@ -242,7 +248,7 @@ def why_not(
     """
     if run["name"] != options.model:
         return f"is of a {run['name']}, not of a {options.model}: give the same --model"
-    # Checkpoints of old releases have no optimizer, and those of the oldest no number of examples.
+    # Checkpoints of old releases do not name their optimizer, and those of the oldest have no number of examples.
     if run.get("optimizer", options.optimizer) != options.optimizer:
         return "was written with another --optimizer: give the same"
     if differing := other_classes(run.get("classes", ()), classes):

@@ -7,21 +7,78 @@ import logging
 import math
 import time
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING, Any, Generic, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict
 
-from dtj_trainer.train.meeting import MEETING_SECONDS, Pace, Sums
+from dtj_trainer.train.meeting import MEETING_SECONDS, MeetingPace, Sums
 from dtj_trainer.train.protocols import Data
 from dtj_trainer.train.schedule import Schedule, ramp_of, rate_scale
-from dtj_trainer.train.step_times import StepTimes, slowest
 from dtj_trainer.train.stop import end_when_stopped
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dtj_trainer.train.batches import Batches
-    from dtj_trainer.train.options import Options
+    from dtj_trainer.train.options import TrainingOptions
     from dtj_trainer.train.pictures import PictureTest
     from dtj_trainer.train.protocols import Model, Position, Ranks, Saver
     from dtj_trainer.train.report import TrainingReport
     from dtj_trainer.train.stop import StopRequest
+
+
+# The times of one rank's steps: their number, mean and deviation, in constant memory.
+
+REPORTED_RANKS = 64
+"""The slowest ranks are reported, so that the report of 5,000 ranks stays small."""
+
+
+class StepTimes:
+    """Welford's running mean and variance (Technometrics 4, 1962) of the seconds between calls of `step`.
+
+    A step lasts from the request for its batch to the return of the model's `train`. Tests, checkpoints and meetings
+    of the ranks are no part of it. A GPU may still compute when `train` returns: the time is then that of a later
+    step, so that the mean is right but the deviation is too large.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.mean = self._squares = 0.0
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._began = time.monotonic()
+
+    def end(self) -> None:
+        """End the step that `begin` began."""
+        seconds = time.monotonic() - self._began
+        self.steps += 1
+        before = seconds - self.mean
+        self.mean += before / self.steps
+        self._squares += before * (seconds - self.mean)
+
+    def figures(self) -> tuple[int, float, float]:
+        """Return the number of steps, their mean, and the sample's standard deviation (0 for fewer than two)."""
+        return self.steps, self.mean, math.sqrt(self._squares / (self.steps - 1)) if self.steps > 1 else 0.0
+
+
+class RankSteps(TypedDict):
+    """The steps of one rank in this attempt. Times in seconds."""
+
+    rank: int
+    steps: int
+    mean: float
+    deviation: float
+
+
+def slowest(ranks: Sequence[tuple[int, float, float]]) -> list[RankSteps]:
+    """Return the steps of the REPORTED_RANKS slowest ranks, by rank. `ranks`: steps, mean and deviation of each."""
+    rows = [
+        RankSteps(rank=rank, steps=steps, mean=round(mean, 6), deviation=round(deviation, 6))
+        for rank, (steps, mean, deviation) in enumerate(ranks)
+        if steps
+    ]
+    return sorted(sorted(rows, key=lambda row: -row["mean"])[:REPORTED_RANKS], key=lambda row: row["rank"])
+
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +107,7 @@ class Training(Generic[Data]):
     0: after each step.
     """
 
-    options: Options
+    options: TrainingOptions
     batches: Batches[Data]
     model: Model[Data]
     ranks: Ranks
@@ -69,7 +126,7 @@ class Training(Generic[Data]):
         self._accuracy: float | None = None
         self._rate = math.nan
         self._stopping = self._saves_prepared = self._compared = False
-        self._pace = Pace(meeting_seconds)
+        self._pace = MeetingPace(meeting_seconds)
         self._step_times = StepTimes()
         self._meeting_at = self._saved_at = time.monotonic()
 
@@ -115,9 +172,9 @@ class Training(Generic[Data]):
                 self._saves_prepared = True
             save = every is not None and at.step % every == 0
             log_now = self._log_now()
-            if self._pace.step() or self._last or save or log_now:
+            if self._pace.step() or self._last_step_done or save or log_now:
                 save = self._meet(save=save, log_now=log_now)
-            if self._last:
+            if self._last_step_done:
                 break  # The checkpoint is written after the test, with its accuracy.
             if save:
                 # A resumed rank gets rank 0's statistics. Ranks that are not interrupted must continue with the same
@@ -127,7 +184,8 @@ class Training(Generic[Data]):
             if self._stopping:
                 self._leave()
             if at.step == 1 and self.ranks.rank == 0:
-                self.model.try_export()  # Not before the first step, which its process would delay.
+                # Try the export after the first step, which the process of the trial would otherwise delay.
+                self.model.try_export()
             self._step_times.begin()
 
     def _log_now(self) -> bool:
@@ -141,7 +199,7 @@ class Training(Generic[Data]):
         # Only rank 0's clock decides, because all ranks save together. It does not wait for a save under way.
         due = self.ranks.rank == 0 and now - self._saved_at >= self.options.checkpoint_seconds
         due = due and not self.saver.busy
-        if save or stop or due or self._last:
+        if save or stop or due or self._last_step_done:
             self.at.step += self.model.settle()
         seconds, waited = now - self._meeting_at, self.batches.take_waited()
         loss, right, examples, *more = self.model.take_sums()
@@ -157,12 +215,14 @@ class Training(Generic[Data]):
         if met.examples:
             check_loss(met.loss / met.examples, self.at.step)
             if self.report:
-                logged = self._last or log_now
+                logged = self._last_step_done or log_now
                 self.report.trained(self.at, self._total_steps(), met, self._rate, last=logged)
         return save or self._stopping or met.save > 0
 
     def _average_statistics(self) -> None:
-        """Give all ranks the same statistics. What differs after that would differ to the end: tell it now."""
+        """Give all ranks the same statistics, and compare their weights: ranks that differ now would differ to the
+        end.
+        """
         self.model.average_statistics()
         self._compare(weights_alone=False)
 
@@ -199,7 +259,7 @@ class Training(Generic[Data]):
         raise Stopped(f"stopped at step {self.at.step}, with a checkpoint")
 
     def _finish(self) -> None:
-        """Write the final model, after its last test. The checkpoint that it is made from is saved."""
+        """Test the model a last time, and write the final model. Its checkpoint is saved already."""
         end_when_stopped(self.stop, "the final model is not written")
         if self.last_test is not None:
             self._accuracy = self.last_test.accuracy(self.at, self.stop)
@@ -211,7 +271,7 @@ class Training(Generic[Data]):
             self.report.end(self.at, self._accuracy, {**facts, "stepTimes": slowest(step_times)})
         self.ranks.barrier()
 
-    # --- how far --------------------------------------------------------------------------------
+    # --- how far the training is ----------------------------------------------------------------
 
     @property
     def _epochs_done(self) -> float:
@@ -247,7 +307,7 @@ class Training(Generic[Data]):
         return min(end, options.epochs)
 
     @property
-    def _last(self) -> bool:
+    def _last_step_done(self) -> bool:
         """Whether the last step of the epoch, or of the run, is done."""
         return self.at.examples >= self.batches.sharding.examples or self._steps_done()
 

@@ -43,7 +43,7 @@ class Sums:
     top5: float = 0.0
 
     def __add__(self, more: Sums) -> Sums:
-        """Return the sums over both times."""
+        """Return the sums over both periods."""
         return Sums(*map(operator.add, astuple(self), astuple(more)))
 
     def over_all(self, ranks: Ranks, name: str) -> Sums:
@@ -59,7 +59,7 @@ class Sums:
         return {name: seconds / self.steps for name, seconds in parts.items()}
 
 
-class Pace:
+class MeetingPace:
     """Decides when the ranks meet next: after a number of steps that takes about `seconds`; 0: after each step.
 
     The decision follows from sums over all ranks, so that it is the same on every rank.

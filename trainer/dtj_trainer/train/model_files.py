@@ -80,7 +80,7 @@ def not_exported(by: str, error: Exception, left: str) -> str:
 def reason_of(by: str, error: Exception, left: str) -> str:
     """Return in one line why a form of the model can't be written."""
     text = str(error)
-    # torch.export tells the line of the network far behind.
+    # torch.export names the line of the network at the end of a long text: tell it first.
     found = _LINE.search(text)
     where = f"{Path(found[1]).name}:{found[2]} `{found[3]}`: " if found else ""
     return f"{by} refused the model, {left}: {where}{type(error).__name__}: {' '.join(text.split())[:1000]}"

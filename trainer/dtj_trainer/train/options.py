@@ -4,17 +4,270 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dtj_trainer.train.argument_types import epochs, not_negative, positive, share, step_range
-from dtj_trainer.train.data_options import DataOptions, add_data
-from dtj_trainer.train.division_options import DivisionOptions, add_division, refuse_what_division_lacks
-from dtj_trainer.train.option_checks import refuse_without_effect
+from dtj_trainer import contract
+from dtj_trainer.data.cache import DEFAULT_BYTES, BlockCache, limit_from_environment
+from dtj_trainer.data.errors import DataError
+from dtj_trainer.data.formats.images import PictureForm
+from dtj_trainer.data.pictures import data_uri, load_pictures
+from dtj_trainer.train.argument_types import epochs, names, not_negative, positive, share, step_range
 from dtj_trainer.train.own_model import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dtj_trainer.data.pictures import PictureSet
+
+
+# Options of the data set of a program.
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """The data set, and what of it to read; see `add_data`."""
+
+    data: str | None
+    image_size: int | None
+    grey: bool | None
+    orient: bool
+    classes: tuple[str, ...] | None
+    data_cache: str | None
+    data_cache_gigabytes: float | None
+    skip_corrupt: bool
+
+    def load(self) -> PictureSet:
+        """Read the data set, or the job's where no other is given. Raises DataError."""
+        channels = None if self.grey is None else 1 if self.grey else 3
+        form = PictureForm(self.image_size, channels, self.orient)
+        return load_pictures(
+            data_uri(self.data),
+            form,
+            self.classes or (),
+            cache=self._cache(),
+            skip_corrupt=self.skip_corrupt,
+        )
+
+    def _cache(self) -> BlockCache | None:
+        """Return the cache that the options name, or the job's cache if the options name none."""
+        folder = os.environ.get(contract.ENV_DATA_CACHE) if self.data_cache is None else self.data_cache
+        if not folder:
+            return None
+        if self.data_cache_gigabytes is not None:
+            return BlockCache(Path(folder), int(self.data_cache_gigabytes * 1e9))
+        return BlockCache(Path(folder), _job_bytes() if self.data_cache is None else DEFAULT_BYTES)
+
+
+def _job_bytes() -> int:
+    """Return the size of the job's cache. Raises DataError for a variable that is no size."""
+    try:
+        return limit_from_environment(os.environ)
+    except ValueError as error:
+        raise DataError(str(error)) from error
+
+
+def add_data(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    """Add the options of `DataOptions`."""
+    group.add_argument(
+        "--data", metavar="URI", help="folder or s3://bucket/prefix; not given: the job's spec.data.uri"
+    )
+    group.add_argument(
+        "--image-size",
+        type=positive(int),
+        help="pixels of a side: the shorter side is resized, and the centre cut out; not given: as stored",
+    )
+    group.add_argument(
+        "--grey",
+        action=argparse.BooleanOptionalAction,
+        help="read pictures in grey, or not; not given: files in colour, arrays as stored",
+    )
+    group.add_argument(
+        "--orient",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="turn pictures as their EXIF orientation says; a served model then does so too",
+    )
+    group.add_argument(
+        "--classes",
+        type=names,
+        metavar="NAME,...",
+        help="train these classes alone, with labels in this order; a class without a name has its number",
+    )
+    group.add_argument(
+        "--data-cache",
+        metavar="FOLDER",
+        help="keep blocks of shards here, for other processes, pods and jobs that have this folder; not given: the "
+        "job's spec.data.cache",
+    )
+    group.add_argument(
+        "--data-cache-gigabytes",
+        type=positive(float),
+        help="size of the cache at most; not given: 100, or the size in spec.data.cache",
+    )
+    group.add_argument(
+        "--skip-corrupt",
+        action="store_true",
+        help="leave out and count examples of shards with an index that can't be read",
+    )
+
+
+# Options that divide a network among ranks: shards of the weights, parts of layers, or stages of a pipeline.
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivisionOptions:
+    """How the network is divided; see `add_division`. The defaults divide nothing."""
+
+    fsdp: bool = False
+    tensor_parallel: int = 1
+    pipeline_stages: int = 1
+    micro_batches: int | None = None
+
+    @property
+    def divided(self) -> bool:
+        """Whether a rank holds only a part of the network."""
+        return self.fsdp or self.model_ranks > 1
+
+    @property
+    def model_ranks(self) -> int:
+        """The ranks that compute the same examples together. Only one of both options is more than 1."""
+        return self.tensor_parallel * self.pipeline_stages
+
+    @property
+    def passes_of_stages(self) -> int:
+        """The micro batches of a step. Four for each stage leave few gaps (Huang et al., 2018, "GPipe")."""
+        return self.micro_batches or 4 * self.pipeline_stages
+
+    def check_ranks(self, ranks: int) -> None:
+        """End the process unless so many ranks can divide the network in this way."""
+        if ranks % self.model_ranks:
+            option = "--tensor-parallel" if self.tensor_parallel > 1 else "--pipeline-stages"
+            raise SystemExit(
+                f"{option}={self.model_ranks}: the job has {ranks} ranks, and needs a multiple of "
+                f"{self.model_ranks}: change the option, or the number of workers or of ranks in each"
+            )
+
+
+def add_division(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `DivisionOptions`."""
+    group = parser.add_argument_group("how the network is divided")
+    group.add_argument(
+        "--fsdp",
+        action="store_true",
+        help="divide weights, gradients and optimizer among the ranks that read different examples (FSDP2)",
+    )
+    group.add_argument(
+        "--tensor-parallel",
+        type=positive(int),
+        default=1,
+        metavar="N",
+        help="let N ranks share each large dense layer, which a network must have",
+    )
+    group.add_argument(
+        "--pipeline-stages",
+        type=positive(int),
+        default=1,
+        metavar="N",
+        help="cut the network into N stages of about the same work, one on each of N ranks",
+    )
+    group.add_argument(
+        "--micro-batches",
+        type=positive(int),
+        metavar="M",
+        help="parts of a step that pass through the stages one after the other; not given: 4 for each stage",
+    )
+
+
+def refuse_what_division_lacks(chosen: argparse.Namespace, refuse: Callable[[str], object]) -> None:
+    """Call `refuse` with what is wrong and what would be right, if the options of a divided network do not fit."""
+    tensor, stages = chosen.tensor_parallel > 1, chosen.pipeline_stages > 1
+    for wrong, message in (
+        (
+            tensor and stages,
+            "--tensor-parallel and --pipeline-stages can't be combined: use one of them, with --fsdp if you like",
+        ),
+        (
+            chosen.micro_batches and not stages,
+            "--micro-batches divides the steps of a pipeline: give --pipeline-stages as well, or leave it out",
+        ),
+        (
+            stages and chosen.micro_batches and chosen.micro_batches < chosen.pipeline_stages,
+            f"--micro-batches={chosen.micro_batches} leaves stages without work: give at least as many as "
+            f"--pipeline-stages={chosen.pipeline_stages}",
+        ),
+        (
+            stages and chosen.grad_accumulation > 1,
+            "--grad-accumulation does not go with --pipeline-stages, whose steps add up the gradients of micro "
+            "batches: give a larger --batch-size and more --micro-batches",
+        ),
+    ):
+        if wrong:
+            refuse(message)
+    if tensor or stages:
+        _refuse_together(chosen, "--tensor-parallel" if tensor else "--pipeline-stages", refuse)
+    if chosen.fsdp or tensor or stages:
+        _refuse_divided(chosen, refuse)
+
+
+def _refuse_together(chosen: argparse.Namespace, option: str, refuse: Callable[[str], object]) -> None:
+    """Refuse options that can't be used where several ranks compute the same examples."""
+    if chosen.skip_corrupt:
+        refuse(
+            f"--skip-corrupt does not go with {option}: one rank might skip an example that another rank reads. "
+            "Leave it out; `dtj data check` finds corrupt examples"
+        )
+    if chosen.sync_batchnorm:
+        refuse(f"--sync-batchnorm does not go with {option}: leave it out, or use --fsdp alone")
+
+
+def _refuse_divided(chosen: argparse.Namespace, refuse: Callable[[str], object]) -> None:
+    """Refuse options that can't be used with a divided network."""
+    if chosen.compile:
+        refuse("--compile does not go with a divided network: leave it out")
+    if chosen.amp_dtype == "float16":
+        refuse("--amp-dtype=float16 does not go with a divided network: use bfloat16")
+    if chosen.channels_last and (chosen.fsdp or chosen.pipeline_stages > 1):
+        refuse("--channels-last does not go with --fsdp and --pipeline-stages: leave it out")
+
+
+# refuse_without_effect refuses options that would have no effect beside the others.
+
+
+def refuse_without_effect(
+    chosen: argparse.Namespace, default: Callable[[str], object], refuse: Callable[[str], object]
+) -> None:
+    """Call `refuse` with what is wrong and what would be right, if an option is given that changes nothing.
+
+    `default` returns the default of an option by its name in `chosen`. An option that has its default's value is not
+    told from one that was not given.
+    """
+
+    def given(name: str) -> bool:
+        return hasattr(chosen, name) and getattr(chosen, name) != default(name)
+
+    for name, needed, holds in (
+        ("step_epochs", "--schedule=step", chosen.schedule == "step"),
+        ("step_gamma", "--schedule=step", chosen.schedule == "step"),
+        ("step_at", "--schedule=step", chosen.schedule == "step"),
+        ("momentum", "--optimizer=sgd", chosen.optimizer == "sgd"),
+    ):
+        if given(name) and not holds:
+            refuse(
+                f"--{name.replace('_', '-')} has an effect with {needed} alone: give that, or leave it out"
+            )
+    if chosen.global_batch_size:
+        whole = "--global-batch-size is the whole step, and --lr its rate, whatever the number of ranks and passes"
+        for name in ("grad_accumulation", "scale_lr"):
+            if given(name) and getattr(chosen, name):
+                option = f"--{name.replace('_', '-')}"
+                refuse(f"{option} has no effect beside --global-batch-size: {whole}: leave one of them out")
+    if chosen.warmup_start is not None and chosen.warmup_epochs == 0:
+        refuse("--warmup-start has no effect with --warmup-epochs=0: give a longer warm-up, or leave it out")
+    if getattr(chosen, "amp_dtype", None) and chosen.amp is False:
+        refuse("--amp-dtype has no effect with --no-amp: leave one of them out")
 
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "adadelta")
@@ -24,7 +277,7 @@ _WARMUP_START = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(DivisionOptions, DataOptions):
+class TrainingOptions(DivisionOptions, DataOptions):
     """The user's choices; see `parse` for the meaning of each."""
 
     model: str
@@ -86,7 +339,7 @@ class Options(DivisionOptions, DataOptions):
         """Return where the warm-up to `scale` times `lr` begins, as a factor of `lr`."""
         if self.warmup_start is not None:
             return self.warmup_start / self.lr
-        # Where nothing is scaled, a warm-up is made if it is asked for.
+        # Without a scaled rate, there is a warm-up only if the user asks for one.
         return _WARMUP_START if scale == 1 and self.warmup_epochs else 1.0
 
 
@@ -101,7 +354,7 @@ def parse(
     sync_batchnorm: bool = False,
     pytorch: bool = False,
     division: bool = False,
-) -> Options:
+) -> TrainingOptions:
     """Read the command line; a usage message ends the process if it is wrong.
 
     `models` are the names of built-in networks that --model accepts; the first is the default. The flags say which
@@ -133,7 +386,7 @@ def parse(
     )
     add_warmup(how)
     add_schedule(how, default="cosine")
-    how.add_argument("--momentum", type=not_negative(float), default=0.9, help="for sgd")
+    how.add_argument("--momentum", type=not_negative(float), default=0.9, help="momentum of sgd")
     add_penalties(how, weight_decay=1e-4)
     if mixed_precision:
         how.add_argument(
@@ -194,10 +447,10 @@ def parse(
         refuse_what_division_lacks(parsed, parser.error)
     if parsed.scale_lr is None:
         parsed.scale_lr = True
-    return Options(**given(parsed, Options))
+    return TrainingOptions(**given(parsed, TrainingOptions))
 
 
-def given(parsed: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
+def given(parsed: argparse.Namespace, options: type[TrainingOptions]) -> dict[str, Any]:
     """Return the fields of `options` that a parser of some of the options has set."""
     return {each.name: getattr(parsed, each.name) for each in fields(options) if hasattr(parsed, each.name)}
 
@@ -207,8 +460,8 @@ def add_warmup(how: argparse._ArgumentGroup) -> None:
     how.add_argument(
         "--warmup-epochs",
         type=not_negative(float),
-        help=f"to reach the learning rate, also that of more ranks after a resume; not given: {_WARMUP_EPOCHS}, if "
-        "the rate is scaled",
+        help="epochs of the rise to the learning rate, also to that of more ranks after a resume; not given: "
+        f"{_WARMUP_EPOCHS}, if the rate is scaled",
     )
     how.add_argument(
         "--warmup-start",
@@ -224,7 +477,7 @@ def add_schedule(how: argparse._ArgumentGroup, *, default: str) -> None:
         "--schedule",
         choices=SCHEDULES,
         default=default,
-        help="of the rate after the warm-up; a cosine ends with --epochs or --max-steps",
+        help="decay of the rate after the warm-up; a cosine ends with --epochs or --max-steps",
     )
     how.add_argument(
         "--step-epochs", type=positive(float), default=10.0, help="for --schedule=step: epochs of a rate"
@@ -309,7 +562,7 @@ def add_what_is_trained(parser: argparse.ArgumentParser, models: tuple[str, ...]
         "--seed",
         type=not_negative(int),
         default=1,
-        help="of the first weights and the order of the examples",
+        help="seed of the first weights and of the order of the examples",
     )
     return what
 
@@ -324,13 +577,19 @@ def add_what_is_kept(
         "--checkpoint-seconds",
         type=positive(float),
         default=checkpoint_seconds,
-        help="also save after so long",
+        help="also save after this many seconds",
     )
     keep.add_argument(
-        "--tensorboard-seconds", type=positive(float), default=900.0, help="longest time of an event file"
+        "--tensorboard-seconds",
+        type=positive(float),
+        default=900.0,
+        help="seconds until a new event file begins",
     )
     keep.add_argument(
-        "--log-seconds", type=not_negative(float), default=log_seconds, help="between two lines of progress"
+        "--log-seconds",
+        type=not_negative(float),
+        default=log_seconds,
+        help="seconds between two lines of progress",
     )
     keep.add_argument(
         "--export",

@@ -29,7 +29,7 @@ def made_by(path: str, *, channels: int, classes: int) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # A module that the user's own module imports.
+            raise  # The user's own module imports a module that is missing.
         raise ValueError(
             f"--model={path}: there is no module {error.name}: put it into the image, and its folder into PYTHONPATH"
         ) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import operator
+import os
+import socket
 import sys
 import threading
 import time
@@ -22,23 +24,72 @@ from dtj_trainer.data.sharding import Sharding, slice_of
 from dtj_trainer.train.batches import picture_batches
 from dtj_trainer.train.export_process import export_model
 from dtj_trainer.train.loop import LossNotFinite, Stopped, Training
-from dtj_trainer.train.machines import machines_of, own_place
-from dtj_trainer.train.meeting import Pace, Sums
+from dtj_trainer.train.meeting import MeetingPace, Sums
 from dtj_trainer.train.protocols import TOP, Data, PictureModel, Position, Ranks, RanksDiverged, Saver, Tested
 from dtj_trainer.train.report import TrainingReport
 from dtj_trainer.train.stop import EXIT_CODE, StopRequest
+from dtj_trainer.train.threads import cpu_limit
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dtj_trainer.data.examples import Examples
     from dtj_trainer.data.pictures import PictureSet
-    from dtj_trainer.train.options import Options
+    from dtj_trainer.train.options import TrainingOptions
+
+
+# The nodes and processors on which the ranks run together: more ranks on the same processors train no faster.
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class RankPlace(NamedTuple):
+    """Where a rank runs. Bit n of `cpus` is set if the rank may use CPU n. `limit` is the container's, in CPUs."""
+
+    node: str
+    container: str
+    cpus: int
+    limit: float = math.inf
+
+
+def own_place() -> RankPlace:
+    """Return the place of this process. All containers of a node have its kernel, and so its boot id."""
+    container = socket.gethostname()
+    try:
+        node = _BOOT_ID.read_text().strip()
+    except OSError:
+        node = container
+    return RankPlace(
+        node, container, sum(1 << cpu for cpu in os.sched_getaffinity(0)), cpu_limit() or math.inf
+    )
+
+
+def machines_of(places: Iterable[RankPlace]) -> dict[str, object]:
+    """Return the numbers of `nodes`, and of `processors` that the ranks may use together."""
+    cpus: dict[str, dict[str, int]] = {}
+    limits: dict[tuple[str, str], float] = {}
+    for place in places:
+        of_node = cpus.setdefault(place.node, {})
+        of_node[place.container] = of_node.get(place.container, 0) | place.cpus
+        limits[place.node, place.container] = place.limit
+    total = 0.0
+    for node, of_node in cpus.items():
+        allowed = sum(min(each.bit_count(), limits[node, container]) for container, each in of_node.items())
+        of_all = 0
+        for each in of_node.values():
+            of_all |= each
+        total += min(allowed, of_all.bit_count())
+    return {"nodes": len(cpus), "processors": max(int(total), 1)}
+
 
 log = logging.getLogger(__name__)
 
 TEST_BATCH = 500
 
 
-def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: Ranks, saver: Saver) -> None:
+def train(
+    options: TrainingOptions, data: PictureSet, model: PictureModel[Data], ranks: Ranks, saver: Saver
+) -> None:
     """Train to the end, from the newest checkpoint if there is one. Rank 0 then exports the model.
 
     Ends the process with 143 after SIGTERM, 1 when the training failed, 65 or 69 when the data can't be read.
@@ -54,7 +105,8 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
         sharding.begun(at.epoch, at.order_ranks)
         if train.stock:
             train.widen(at.order_ranks / shares)
-    # Before this barrier, SIGTERM ends a process at once, even one that waits for others: it has nothing to save.
+    # Before this barrier, SIGTERM ends a process at once, even one that waits for others: there is nothing to save
+    # yet.
     ranks.barrier()
     stop = StopRequest()
     machines = machines_of(ranks.gather(own_place(), "machines"))
@@ -110,7 +162,7 @@ class PictureTest(NamedTuple):
         """
         shares, examples = self.ranks.data_size, len(self.examples)
         began = met_at = time.monotonic()
-        pace = Pace()
+        pace = MeetingPace()
         own = slice_of(examples, rank=self.ranks.data_rank, ranks=shares)
         # Every rank makes the same number of passes, even if its share is smaller by one example.
         passes = range(0, math.ceil(examples / shares), TEST_BATCH)

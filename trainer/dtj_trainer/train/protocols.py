@@ -55,7 +55,7 @@ class StepParts(NamedTuple):
 
 
 TOP = 5
-"""With no more classes than these best answers, nobody counts the labels among them."""
+"""Labels among these best answers are counted only for a set with more classes than this."""
 
 
 class Tested(NamedTuple):
@@ -181,7 +181,9 @@ class Saver(Protocol):
     """Checkpoints and the final model. All ranks make each call; the saver decides which ranks write."""
 
     def resume(self) -> tuple[Position, dict[str, Any] | None]:
-        """Load the newest checkpoint, or rank 0's initial weights, on all ranks; return position and `Ramp.plain`."""
+        """Load the newest checkpoint, or rank 0's initial weights, on all ranks; return the position,
+        and the ramp of the rate as plain data.
+        """
 
     def prepare_saves(self) -> None:
         """Make ready for saves beside the training. The loop calls it after the first step, which is slow anyway."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -10,15 +11,46 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract, progress
+from dtj_trainer.clock import now_text
 from dtj_trainer.tensorboard import ScalarWriter
 from dtj_trainer.train.meeting import Sums
-from dtj_trainer.train.metrics import MetricsFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dtj_trainer.train.options import Options
+    from dtj_trainer.train.options import TrainingOptions
     from dtj_trainer.train.protocols import Position, Tested
+
+
+# metrics.jsonl: one JSON object a line, for people, for `dtj report` and for other plots.
+#
+# Kinds: `start` (at each start and resume of a training, with its model and step), `train` (means since the line
+# before), `epoch` (those of an epoch that ends), `validation` and `test` (results on these splits) and `end` (when
+# the training is complete). `examples` are those of all ranks since the first step.
+
+
+class MetricsFile:
+    """Appends to the job's metrics.jsonl. Only rank 0 of a job writes.
+
+    Every line has `kind`, `time` (RFC 3339, UTC), `attempt`, `worldSize` and the values of `add`.
+    """
+
+    def __init__(self, world_size: int, path: Path | None = None) -> None:
+        self._path = path or Path(contract.root()) / contract.METRICS_FILE
+        attempt = os.environ.get(contract.ENV_ATTEMPT, "1")
+        self._always = {"attempt": int(attempt) if attempt.isdecimal() else 1, "worldSize": world_size}
+
+    def add(self, kind: str, values: Mapping[str, object]) -> None:
+        """Append a line. Numbers that JSON does not have (NaN, infinity) become null."""
+        finite = {name: _finite(value) for name, value in values.items()}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps({"kind": kind, "time": now_text(), **self._always, **finite}) + "\n")
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +64,7 @@ class TrainingReport:
 
     def __init__(
         self,
-        options: Options,
+        options: TrainingOptions,
         ranks: int,
         training_examples: int,
         first_step: int,
@@ -150,9 +182,9 @@ class TrainingReport:
         split: str,
         skipped: int,
     ) -> None:
-        """Report the result of a test on a split, `test` or `validation`, without `skipped` of its examples.
+        """Report the result of a test on a split, `test` or `validation`.
 
-        `means`: Tested, divided by the examples.
+        `means`: Tested, divided by the examples. `skipped`: examples that can't be read, which the means leave out.
         """
         progress.report(accuracy=means.right)
         self._writer.add(at.step, {f"{split}/accuracy": means.right, f"{split}/loss": means.loss})
@@ -199,7 +231,7 @@ class TrainingReport:
         )
 
     def _of_what(self) -> dict[str, object]:
-        """Return what is trained; `batchSize`: the examples of a step in each share, at most."""
+        """Return the fields that say what is trained; `batchSize`: the examples of a step in each share, at most."""
         batch_size = math.ceil(self._options.step_size(self._shares) / self._shares)
         return {"model": self._options.model, "batchSize": batch_size}
 

@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dtj_trainer.train.options import Options
+    from dtj_trainer.train.options import TrainingOptions
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _NAMED = 8
 """The most weights that a message names."""
 
 
-def step_totals(examples: int, options: Options, shares: int) -> set[int]:
+def step_totals(examples: int, options: TrainingOptions, shares: int) -> set[int]:
     """Return the examples of a whole step and, if the run gets there, of the last step of an epoch."""
     step_size = options.step_size(shares)
     steps = math.ceil(examples / step_size)
@@ -31,7 +31,7 @@ def step_totals(examples: int, options: Options, shares: int) -> set[int]:
     return totals
 
 
-def smallest_share(examples: int, options: Options, shares: int) -> int:
+def smallest_share(examples: int, options: TrainingOptions, shares: int) -> int:
     """Return the pictures of the smallest share of a step. A share without an example has one that does not count."""
     return max(min(step_totals(examples, options, shares)) // shares, 1)
 

@@ -66,7 +66,7 @@ def read_array(archive: zipfile.ZipFile, name: str) -> Iterator[tuple[slice | No
     with archive.open(f"{name}.npy") as entry:
         shape, fortran_order, dtype = _header(entry)
         if dtype.hasobject or fortran_order:
-            raise ValueError(f"the array {name} is not as it is written here: {dtype}")
+            raise ValueError(f"the array {name} has a form that dtj does not write: {dtype}")
         row = math.prod(shape[1:])
         whole = math.prod(shape) * dtype.itemsize
         for piece in pieces(shape[0], row * dtype.itemsize) if shape else [None]:

@@ -12,7 +12,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from dtj_trainer.artifacts.background_priority import run_in_background
+from dtj_trainer.background import run_in_background
 from dtj_trainer.parent_death import die_with_parent
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ class WriterProcess:
 
     def __init__(self, module: str, *descriptors: int) -> None:
         ours, theirs = socket.socketpair()
-        # The process inherits the mask. Signals of a stop are for the rank, which lets the save end.
+        # Block signals: the process inherits the mask. Signals of a stop are for the rank, which lets the save end.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
             with theirs:
                 inherited = (theirs.fileno(), *descriptors)
-                self._process = subprocess.Popen(  # noqa: S603 - no word of it comes from outside
+                self._process = subprocess.Popen(  # noqa: S603 - no argument comes from outside
                     [sys.executable, "-m", module, *map(str, inherited)],
                     stdin=subprocess.DEVNULL,
                     pass_fds=inherited,

@@ -1,13 +1,25 @@
-"""The figures of an interval between two readings: a line of JSON, TensorBoard's scalars, Prometheus' gauges."""
+"""Samples what the programs of a pod use, and makes the figures of each interval between two readings.
+
+`launch/pod.py` starts the Sampler. Figures are a line of JSON, TensorBoard's scalars and Prometheus' gauges. Not
+here: where the readings come from (`sources`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from dtj_trainer import contract
-from dtj_trainer.utilisation.readings import DiskReading, GpuReading, ProgramReading, Reading
+from dtj_trainer.background import Background, run_in_background
+from dtj_trainer.clock import now_text
+from dtj_trainer.launch.settings import Settings
+from dtj_trainer.tensorboard import ScalarWriter
+from dtj_trainer.utilisation.readings import Counters, DiskReading, GpuReading, ProgramReading
 
 FIRST_SECONDS = 5.0
 """The interval in the first minute, so that a short program has figures too."""
@@ -43,7 +55,7 @@ class Sample:
     """The length of the interval."""
     programs: Mapping[str, ProgramFigures]
     cores: float | None
-    """Those of the whole container; None outside of a container."""
+    """Processors in use by the whole container; None outside of a container."""
     cpu_limit: float | None
     memory: int | None
     memory_limit: int | None
@@ -60,7 +72,7 @@ def pause(age: float, spent: float) -> float:
     return max(min(wanted, LONGEST_SECONDS), spent / MOST_OF_A_CORE)
 
 
-def sample(before: Reading, now: Reading) -> Sample:
+def sample(before: Counters, now: Counters) -> Sample:
     """Return the figures of the time between two readings, for the programs that still run."""
     seconds = max(now.at - before.at, 1e-3)
     spent = _more(before.container.cpu_seconds, now.container.cpu_seconds)
@@ -96,7 +108,9 @@ _Counter = TypeVar("_Counter", int, float)
 
 
 def _more(before: _Counter | None, now: _Counter | None) -> _Counter | None:
-    """Return the growth of a counter. A counter falls where a process ended for which none of the others waited."""
+    """Return the growth of a counter, at least 0: a counter falls if a process ended and none of the others waited
+    for it.
+    """
     return None if before is None or now is None else max(now - before, now - now)
 
 
@@ -184,7 +198,7 @@ def _rate(amount: int | None, seconds: float) -> float | None:
 
 def gauges(of: Sample) -> dict[str, float]:
     """Return the sample as Prometheus' gauges by series, such as `dtj_program_cpu_cores{program="0"}`."""
-    # One metric's series have to follow each other.
+    # The text format of Prometheus wants the series of a metric next to each other.
     known = [(name, whose, value) for name, whose, value in _figures(of) if value is not None]
     known.sort(key=lambda figure: figure[0])
     return {
@@ -220,3 +234,102 @@ def _owner(whose: tuple[str, str] | None, pod: str) -> str:
     if label == "gpu":
         return f"{pod}-gpu-{name}"
     return f"rank-{name}" if name.isdecimal() else name
+
+
+log = logging.getLogger(__name__)
+
+ROTATE_SECONDS = 6 * 3600.0
+"""Each event file is at least one object of the bucket: with this age, there are few in a week."""
+
+
+class Recorder:
+    """Appends the samples of one pod to its files. They do not lie among the program's own event files."""
+
+    def __init__(
+        self, root: Path, pod: str, attempt: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """root: the workspace. pod: `<role>-<index>`. clock: returns monotonic seconds."""
+        self._folder = root / contract.UTILISATION
+        self._pod = pod
+        self._attempt = attempt
+        self._events = ScalarWriter(
+            self._folder / contract.TENSORBOARD, rotate_seconds=ROTATE_SECONDS, clock=clock
+        )
+        self._told = False
+
+    def add(self, sample: Sample, age: float) -> None:
+        """Append a sample. age: seconds since the first reading, which are TensorBoard's steps.
+
+        A disk without room is told once, and the sample is lost: the program's own writes matter more.
+        """
+        line = row(sample, time=now_text(), pod=self._pod, attempt=self._attempt)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with (self._folder / f"{self._pod}.jsonl").open("a") as file:
+                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self._events.add(round(age), scalars(sample, self._pod))
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                log.warning("utilisation can't be written: %s", error)
+
+
+Read = Callable[[Mapping[str, int]], Counters]
+"""Returns a reading of programs, given by the first process of each."""
+Keep = Callable[[Sample, float], None]
+"""Keeps a sample and its time, in seconds since the first reading of a program."""
+
+
+class Sampler:
+    """Takes a reading at intervals, and keeps what the programs used in between."""
+
+    def __init__(self, settings: Settings, programs: Callable[[], Mapping[str, int]]) -> None:
+        """programs: returns the first process of each running program, by name."""
+        self._settings = settings
+        self._programs = programs
+        self._before: Counters | None = None
+        self._first_at: float | None = None
+        self._latest: Sample | None = None
+
+    def start(self, background: Background) -> None:
+        """Sample in the background."""
+        background.start(lambda: self._follow(background), "utilisation")
+
+    def gauges(self) -> dict[str, float]:
+        """Return the latest sample as Prometheus' gauges; empty while no program runs."""
+        latest = self._latest
+        return gauges(latest) if latest else {}
+
+    def totals(self) -> contract.Utilisation | None:
+        """Return what the pod used in the latest sample; None while no program runs."""
+        latest = self._latest
+        return totals(latest) if latest else None
+
+    def look(self, read: Read, keep: Keep) -> float:
+        """Take a reading, and keep the sample since the last one; return the seconds until the next reading."""
+        began = time.thread_time()
+        before, now = self._before, read(self._programs())
+        self._before, latest, age = now, None, 0.0
+        if now.programs:
+            self._first_at = now.at if self._first_at is None else self._first_at
+            age = now.at - self._first_at
+            latest = sample(before, now) if before else None
+        # Publish the gauges before the file is written: a reader that finds the sample in the file also finds it in
+        # the gauges.
+        self._latest = latest
+        if latest:
+            keep(latest, age)
+        return pause(age, time.thread_time() - began)
+
+    def _follow(self, background: Background) -> None:
+        run_in_background()
+        # Import late: an image may have dtj_trainer without psutil.
+        try:
+            from dtj_trainer.utilisation.sources import Sources
+        except ImportError as error:
+            log.warning("utilisation is not measured: %s", error)
+            return
+        settings = self._settings
+        sources, recorder = Sources(settings), Recorder(settings.root, settings.pod.name, settings.attempt)
+        while not background.wait(self.look(sources.read, recorder.add)):
+            pass

@@ -16,7 +16,7 @@ class ProcessReading:
     rss: int
     """Bytes in memory, those that it shares with other processes included."""
     pss: int | None
-    """Bytes in memory, with its share of what it shares; None if not read."""
+    """Bytes in memory, of which those that n processes share count as an n-th; None if not read."""
     read: int | None
     """Bytes that it caused to be read from disks; None where the kernel does not say so."""
     written: int | None
@@ -43,7 +43,7 @@ class GpuReading:
     """The share of the last moments, up to a second, in which a kernel ran on the GPU: 0 to 1."""
     memory_used: int | None = None
     memory: int | None = None
-    """All of its bytes."""
+    """The memory of the GPU in bytes."""
     power: float | None = None
     """Watts."""
 
@@ -57,7 +57,7 @@ class DiskReading:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Counters:
     """All counters at one time."""
 
     at: float

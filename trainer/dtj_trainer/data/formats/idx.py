@@ -34,7 +34,8 @@ _FASHION_MNIST = (
     "Ankle boot",
 )
 _NAMES_BY_LABELS = {785835114: _FASHION_MNIST, 606848831: _FASHION_MNIST}
-"""By the CRC-32 of all labels of a published split, as bytes: training, test. No idx file has names of classes."""
+"""Names of classes by the CRC-32 of all labels of a published split, training or test. An idx file itself has no
+names."""
 
 
 def class_names(labels: np.ndarray) -> tuple[str, ...]:

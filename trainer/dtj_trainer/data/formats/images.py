@@ -32,12 +32,12 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""By the value of EXIF's orientation."""
+"""How to turn a picture, by the value of its EXIF orientation."""
 _MODES = {1: "L", 3: "RGB"}
 
 
 @dataclass(frozen=True)
-class Form:
+class PictureForm:
     """The form in which pictures are wanted.
 
     `size`: side in pixels; the shorter side is resized to `size` and the centre is cut out. None leaves pictures as
@@ -50,7 +50,7 @@ class Form:
     orient: bool = False
 
 
-def pixels_of(picture: bytes | memoryview | np.ndarray, form: Form, *, where: str) -> np.ndarray:
+def pixels_of(picture: bytes | memoryview | np.ndarray, form: PictureForm, *, where: str) -> np.ndarray:
     """Return a stored picture as uint8, (channels, height, width), in the wanted form.
 
     Raises DataCorrupt, which names `where`, for what is no picture, is damaged, or exceeds a limit.
@@ -60,14 +60,15 @@ def pixels_of(picture: bytes | memoryview | np.ndarray, form: Form, *, where: st
         sized = form.size in (None, height) and form.size in (None, width)
         if sized and form.channels in (None, channels):
             return picture
-        form = Form(form.size, form.channels or channels)
+        form = PictureForm(form.size, form.channels or channels)
         rows = np.ascontiguousarray(picture.transpose(1, 2, 0))
         opened = Image.fromarray(rows[:, :, 0] if channels == 1 else rows)
     else:
         opened = _decode_jpeg(picture, form) or _open(picture, where)
     turn = _turn(picture) if form.orient and not isinstance(picture, np.ndarray) else None
     try:
-        if form.size:  # A JPEG decodes at a half, quarter or eighth of its size, where that is large enough.
+        # Pillow decodes a JPEG at a half, quarter or eighth of its size where that is large enough, which is faster.
+        if form.size:
             opened.draft(None, (2 * form.size, 2 * form.size))
         found = opened.convert(_MODES[form.channels or 3])
     except Exception as error:  # Pillow's decoders raise many classes for damaged content.
@@ -84,7 +85,7 @@ def _turn(content: bytes | memoryview) -> Image.Transpose | None:
     """Return how a picture file wants to be turned. Its EXIF data may be damaged, and then says nothing."""
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as opened:
-            if opened.format == "TIFF":  # Pillow turns it by itself.
+            if opened.format == "TIFF":  # Pillow turns a TIFF by itself.
                 return None
             return _TURNS.get(opened.getexif().get(_ORIENTATION, 1))
     except Exception:  # noqa: BLE001  # Pillow's readers raise many classes for damaged content.
@@ -120,7 +121,7 @@ class Stack:
         return self._pixels[: self._filled]
 
 
-def _decode_jpeg(content: bytes | memoryview, form: Form) -> Image.Image | None:
+def _decode_jpeg(content: bytes | memoryview, form: PictureForm) -> Image.Image | None:
     """Decode a JPEG to RGB by simplejpeg, in about half of Pillow's time and to the same pixels.
 
     Return None for what Pillow has to do: other pictures and colours, damaged or too large ones, and those that
@@ -138,7 +139,7 @@ def _decode_jpeg(content: bytes | memoryview, form: Form) -> Image.Image | None:
         small = height * width <= MAX_PIXELS and (not form.size or min(height, width) < 4 * form.size)
         if small and colours in ("YCbCr", "Gray"):
             return Image.fromarray(simplejpeg.decode_jpeg(content, "RGB"))
-    except ValueError:  # Pillow's messages are clearer.
+    except ValueError:  # Let Pillow decode it and fail: Pillow's messages are clearer.
         pass
     return None
 
@@ -147,8 +148,8 @@ def check_memory(size: int, what: str) -> None:
     """Raise DataTooLarge if pixels of `size` bytes exceed MAX_MEMORY_BYTES."""
     if size > MAX_MEMORY_BYTES:
         raise DataTooLarge(
-            f"{what}: {size} bytes of pixels, and at most {MAX_MEMORY_BYTES} are read whole: ask for smaller "
-            "pictures, or stage the set as shards"
+            f"{what}: {size} bytes of pixels, and at most {MAX_MEMORY_BYTES} of a split are read into memory: "
+            "set a smaller image size, or write the set as shards by `dtj data stage`"
         )
 
 

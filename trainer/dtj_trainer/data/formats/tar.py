@@ -165,7 +165,8 @@ def _header(header: bytes, where: str) -> tuple[bytes, str, int]:
     if len(header) < _BLOCK:
         raise DataCorrupt(f"{where}: the header is cut off")
     recorded = _number(header[148:156])
-    # The field counts as 8 spaces. Adler-32's low half is 1 + the sum of the bytes, and fast.
+    # The checksum is the sum of the header's bytes, with its own field as 8 spaces. The low half of Adler-32 is that
+    # sum plus 1, and fast to compute.
     summed = (zlib.adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * 0x20
     if recorded is None or (summed - recorded) % 65521:
         raise DataCorrupt(f"{where}: no header of a tar archive")
@@ -173,7 +174,8 @@ def _header(header: bytes, where: str) -> tuple[bytes, str, int]:
     if size is None:
         raise DataCorrupt(f"{where}: a header without a size")
     name = header[:100].split(b"\0", 1)[0]
-    if header[257:263] == b"ustar\0" and header[345]:  # GNU's archives keep times there.
+    # Only POSIX archives have the beginning of the name there: GNU's archives have times.
+    if header[257:263] == b"ustar\0" and header[345]:
         name = header[345:500].split(b"\0", 1)[0] + b"/" + name
     return header[156:157], name.decode("utf-8", "replace"), size
 
@@ -187,7 +189,9 @@ def _number(field: bytes) -> int | None:
 
 
 def _pax(records: bytes, name: str, size: int, where: str) -> tuple[str, int]:
-    """Return name and size from a pax header's records, `length key=value`; those given where there are none."""
+    """Return name and size from the records of a pax header, `length key=value`; the given ones where no record has
+    them.
+    """
     at = 0
     while at < len(records):
         match = _PAX.match(records, at)

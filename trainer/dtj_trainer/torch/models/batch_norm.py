@@ -31,7 +31,7 @@ class _Tolerant(_BatchNorm):
             )
             return scaled if self.bias is None else scaled + _of_channel(self.bias, values)
         assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)  # Equal on all ranks, whatever examples each rank got.
+        self.num_batches_tracked.add_(1)  # Count on all ranks alike, whatever examples a rank got.
         return functional.batch_norm(
             values, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
         )

@@ -20,7 +20,7 @@ def blocks_of(network: nn.Module) -> list[Block]:
     other network is a single block.
     """
     blocks: Any = getattr(network, "blocks", None)
-    if inspect.ismethod(blocks):  # Not the child `blocks` of a network of somebody else.
+    if inspect.ismethod(blocks):  # Another network may have a child module of the name `blocks`.
         listed: list[Block] = list(blocks())
         return listed
     return list(network) if isinstance(network, nn.Sequential) else [network]

@@ -21,9 +21,9 @@ from dtj_trainer.train.own_model import is_own, made_by
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dtj_trainer.torch.models.form import Form
+    from dtj_trainer.torch.models.form import NetworkForm
 
-_NETWORKS: Mapping[str, Callable[[int, int, Form], nn.Module]] = {
+_NETWORKS: Mapping[str, Callable[[int, int, NetworkForm], nn.Module]] = {
     "resnet18": ResNet18,
     "vgg16": lambda channels, classes, form: Vgg16(channels, classes, form, batch_norm=False),
     "vgg16_bn": lambda channels, classes, form: Vgg16(channels, classes, form, batch_norm=True),

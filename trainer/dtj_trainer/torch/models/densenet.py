@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from dtj_trainer.torch.models.batch_norm import BatchNorm2d
 from dtj_trainer.torch.models.blocks import Block, mean_of_pixels
-from dtj_trainer.torch.models.form import Form
+from dtj_trainer.torch.models.form import NetworkForm
 
 _BLOCKS = (6, 12, 24, 16)
 _GROWTH = 32
@@ -24,16 +24,16 @@ _GROWTH = 32
 class DenseNet121(nn.Module):
     """Takes (batch, channels, height, width); returns (batch, classes)."""
 
-    def __init__(self, channels: int, classes: int, form: Form) -> None:
+    def __init__(self, channels: int, classes: int, form: NetworkForm) -> None:
         super().__init__()
         inputs = 64
-        if form is Form.SMALL:
+        if form is NetworkForm.SMALL:
             stem = nn.Conv2d(channels, inputs, 3, padding=1, bias=False)
         else:
             stem = nn.Conv2d(channels, inputs, 7, stride=2, padding=3, bias=False)
         layers: OrderedDict[str, nn.Module] = OrderedDict(conv0=stem, norm0=BatchNorm2d(inputs))
         layers["relu0"] = nn.ReLU(inplace=True)
-        layers["pool0"] = nn.MaxPool2d(3, stride=2, padding=1) if form is Form.LARGE else nn.Identity()
+        layers["pool0"] = nn.MaxPool2d(3, stride=2, padding=1) if form is NetworkForm.LARGE else nn.Identity()
         for block, size in enumerate(_BLOCKS, start=1):
             layers[f"denseblock{block}"] = nn.Sequential(
                 OrderedDict(

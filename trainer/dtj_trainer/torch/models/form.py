@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Form(Enum):
+class NetworkForm(Enum):
     """The published networks are for pictures of 224x224, and divide the side by 32. Smaller pictures need less.
 
     Each form leaves about 4 to 7 rows and columns to the last convolutions. The networks keep strides and poolings
@@ -20,7 +20,7 @@ class Form(Enum):
     """From 160 pixels, such as 224: the published form."""
 
 
-def form_of(height: int, width: int) -> Form:
+def form_of(height: int, width: int) -> NetworkForm:
     """Return the form for pictures of this size; the shorter side decides."""
     side = min(height, width)
-    return Form.LARGE if side >= 160 else Form.MEDIUM if side >= 64 else Form.SMALL
+    return NetworkForm.LARGE if side >= 160 else NetworkForm.MEDIUM if side >= 64 else NetworkForm.SMALL

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dtj_trainer.torch.models.batch_norm import BatchNorm2d
 from dtj_trainer.torch.models.blocks import Block, flat
-from dtj_trainer.torch.models.form import Form
+from dtj_trainer.torch.models.form import NetworkForm
 
 _STAGES = (
     (1, 16, 1, 1),
@@ -27,12 +27,14 @@ _STAGES = (
 class MobileNetV2(nn.Module):
     """Takes (batch, channels, height, width); returns (batch, classes)."""
 
-    def __init__(self, channels: int, classes: int, form: Form) -> None:
+    def __init__(self, channels: int, classes: int, form: NetworkForm) -> None:
         super().__init__()
-        layers: list[nn.Module] = [_convolution(channels, 32, 3, stride=1 if form is Form.SMALL else 2)]
+        layers: list[nn.Module] = [
+            _convolution(channels, 32, 3, stride=1 if form is NetworkForm.SMALL else 2)
+        ]
         inputs = 32
         for expansion, outputs, blocks, first in _STAGES:
-            stride = 1 if form is not Form.LARGE and outputs == 24 else first
+            stride = 1 if form is not NetworkForm.LARGE and outputs == 24 else first
             for block in range(blocks):
                 layers.append(_InvertedResidual(inputs, outputs, stride if block == 0 else 1, expansion))
                 inputs = outputs

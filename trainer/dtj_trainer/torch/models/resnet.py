@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dtj_trainer.torch.models.batch_norm import BatchNorm2d
 from dtj_trainer.torch.models.blocks import Block, flat
-from dtj_trainer.torch.models.form import Form
+from dtj_trainer.torch.models.form import NetworkForm
 
 
 class _Residual(nn.Module):
@@ -38,15 +38,15 @@ class _Residual(nn.Module):
 class ResNet18(nn.Module):
     """Takes (batch, channels, height, width); returns (batch, classes)."""
 
-    def __init__(self, channels: int, classes: int, form: Form) -> None:
+    def __init__(self, channels: int, classes: int, form: NetworkForm) -> None:
         super().__init__()
-        if form is Form.SMALL:
+        if form is NetworkForm.SMALL:
             self.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         else:
             self.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if form is Form.LARGE else nn.Identity()
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if form is NetworkForm.LARGE else nn.Identity()
         self.layer1 = nn.Sequential(_Residual(64, 64, 1), _Residual(64, 64, 1))
         self.layer2 = nn.Sequential(_Residual(64, 128, 2), _Residual(128, 128, 1))
         self.layer3 = nn.Sequential(_Residual(128, 256, 2), _Residual(256, 256, 1))

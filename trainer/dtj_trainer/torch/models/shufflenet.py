@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from dtj_trainer.torch.models.batch_norm import BatchNorm2d
 from dtj_trainer.torch.models.blocks import Block, mean_of_pixels
-from dtj_trainer.torch.models.form import Form
+from dtj_trainer.torch.models.form import NetworkForm
 
 
 class ShuffleNetV2(nn.Module):
     """Takes (batch, channels, height, width); returns (batch, classes)."""
 
-    def __init__(self, channels: int, classes: int, form: Form) -> None:
+    def __init__(self, channels: int, classes: int, form: NetworkForm) -> None:
         super().__init__()
-        self.conv1 = _convolution(channels, 24, 3, stride=1 if form is Form.SMALL else 2)
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if form is Form.LARGE else nn.Identity()
+        self.conv1 = _convolution(channels, 24, 3, stride=1 if form is NetworkForm.SMALL else 2)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if form is NetworkForm.LARGE else nn.Identity()
         self.stage2 = _stage(24, 116, blocks=4)
         self.stage3 = _stage(116, 232, blocks=8)
         self.stage4 = _stage(232, 464, blocks=4)

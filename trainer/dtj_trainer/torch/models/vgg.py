@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dtj_trainer.torch.models.batch_norm import BatchNorm2d
 from dtj_trainer.torch.models.blocks import Block, flat
-from dtj_trainer.torch.models.form import Form
+from dtj_trainer.torch.models.form import NetworkForm
 
 _STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 """The outputs of the 3x3 convolutions between two poolings."""
@@ -22,7 +22,7 @@ _STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 51
 class Vgg16(nn.Module):
     """Takes (batch, channels, height, width); returns (batch, classes)."""
 
-    def __init__(self, channels: int, classes: int, form: Form, *, batch_norm: bool) -> None:
+    def __init__(self, channels: int, classes: int, form: NetworkForm, *, batch_norm: bool) -> None:
         super().__init__()
         outputs = [each for stage in _STAGES for each in stage]
         inputs = iter([channels, *outputs])
@@ -32,12 +32,13 @@ class Vgg16(nn.Module):
                 layers.append(nn.Conv2d(next(inputs), each, 3, padding=1))
                 layers += [BatchNorm2d(each)] if batch_norm else []
                 layers.append(nn.ReLU(inplace=True))
-            # Rounded up, so that five poolings leave a pixel of a small picture.
-            layers.append(nn.MaxPool2d(2, ceil_mode=form is Form.SMALL))
-        if form is Form.MEDIUM:
-            layers.pop()  # The first dense layer takes 7x7 pixels: 6x6 are closer to it than 3x3.
+            # Round sizes up, so that five poolings leave a pixel of a small picture.
+            layers.append(nn.MaxPool2d(2, ceil_mode=form is NetworkForm.SMALL))
+        if form is NetworkForm.MEDIUM:
+            # Leave out the last pooling: the first dense layer takes 7x7 pixels, and 6x6 are closer than 3x3.
+            layers.pop()
         self.features = nn.Sequential(*layers)
-        if form is Form.SMALL:
+        if form is NetworkForm.SMALL:
             self.avgpool: nn.Module = nn.AdaptiveAvgPool2d(1)
             self.classifier: nn.Module = nn.Linear(512, classes)
         else:

@@ -1,0 +1,279 @@
+"""`python -m tests.bench.recovery`: seconds from the SIGKILL of a rank to its next step, by how ranks start again.
+
+Each kind is a `dtj run` of a program that knows nothing of dtj. The kinds alternate, and the seed draws the ranks.
+The floor is the same program in two interpreters that have imported everything and wait, without dtj.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.bench.figures import table
+from tests.bench.machine import machine
+from tests.bench.targets import Target, verdicts
+
+NEW_PODS, COLD, SPARE, FLOOR = "new pods", "in place, cold", "in place, spare", "floor"
+POLICIES = {
+    NEW_PODS: {"restartStrategy": "Recreate"},
+    COLD: {"restartStrategy": "InPlaceRestart", "warmSpare": "Never"},
+    SPARE: {"restartStrategy": "InPlaceRestart", "warmSpare": "Auto"},
+}
+PROGRAM = str(Path(__file__).with_name("recovery_program.py"))
+BY = {"TorchDistributed": "ddp", "Horovod": "horovod"}
+"""What the program trains by, for each strategy."""
+OF_NEW_PODS = {"TorchDistributed": 0.10, "Horovod": 0.15}
+TARGETS = tuple(
+    Target(f"{strategy}/{kind}/new-pods", f"{strategy}, {kind}/{NEW_PODS}", bound, of_a_ratio=True)
+    for strategy, spare in OF_NEW_PODS.items()
+    for kind, bound in ((SPARE, spare), (COLD, 0.4))
+)
+WORKERS = 2
+_LOOKS_SECONDS = 0.01
+_LONGEST_SECONDS = 180.0
+_COMPLETE_SECONDS = 3.0
+"""A file that was renamed into the folder so long ago is part of a checkpoint that counts."""
+_IMPORTED_BYTES = 150_000_000
+"""A spare that has imported PyTorch has more memory, and one that has just started has less."""
+
+# What the interpreters of the floor do: import, say so, and run the program when its arguments come.
+_WAITING = """
+import json, os, runpy, sys
+import torch, torch._dynamo, torch.distributed, torch.nn.parallel
+print("ready", flush=True)
+given = json.loads(sys.stdin.readline())
+os.environ.update(given["environment"])
+sys.argv = given["words"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def until(holds: Callable[[], Any], what: str) -> Any:
+    """Wait for a condition; return its value."""
+    deadline = time.monotonic() + _LONGEST_SECONDS
+    while not (value := holds()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(what)
+        time.sleep(_LOOKS_SECONDS)
+    return value
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The file to which ranks append their steps."""
+
+    file: Path
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the steps so far. A line that is not whole yet is left out."""
+        text = self.file.read_text() if self.file.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def pids(self) -> dict[int, int]:
+        """Return the processes of the last steps, by rank."""
+        return {each["rank"]: each["pid"] for each in self.read()}
+
+    def kill(self, rank: int) -> float:
+        """Kill a rank; return the seconds until that rank's next step."""
+        known = {each["pid"] for each in self.read()}
+        began = time.time()
+        os.kill(self.pids()[rank], signal.SIGKILL)
+
+        def again() -> dict[str, Any] | None:
+            new = (each for each in self.read() if each["rank"] == rank and each["pid"] not in known)
+            return next(new, None)
+
+        return float(until(again, f"rank {rank} trains again")["time"]) - began
+
+
+@contextlib.contextmanager
+def run_of(strategy: str, kind: str, folder: Path) -> Iterator[tuple[Steps, Callable[[], bool]]]:
+    """Run a job of one kind; yield its steps, and whether the next failure may be treated as the kind says."""
+    steps = Steps(folder / "steps.jsonl")
+    name = "recovery"
+    job = {
+        "apiVersion": "dtj.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": name},
+        "spec": {
+            "strategy": strategy,
+            "image": "any",
+            "command": ["python", PROGRAM, BY[strategy], "/dtj/checkpoints", str(steps.file)],
+            "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+            "replicaSpecs": {"worker": {"replicas": WORKERS}},
+            "runPolicy": {"backoffLimit": 1000, **POLICIES[kind]},
+        },
+    }
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    home = folder / "home"
+    began = time.time()
+
+    def ready() -> bool:
+        """Whether there is a checkpoint that no restart began with, and all spares have imported."""
+        nonlocal began
+        files = [*home.glob("**/checkpoints/step-*.pt")]
+        with contextlib.suppress(FileNotFoundError):
+            complete = any(began < each.stat().st_mtime < time.time() - _COMPLETE_SECONDS for each in files)
+            if complete and (kind != SPARE or spares(folder) == WORKERS):
+                began = time.time()
+                return True
+        return False
+
+    with (folder / "output").open("wb") as output:
+        process = subprocess.Popen(
+            [Path(sys.executable).with_name("dtj"), "run", file],
+            env={**os.environ, "DTJ_HOME": str(home)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            until(lambda: len(steps.pids()) == WORKERS, "the first steps")
+            yield steps, ready
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+def spares(folder: Path) -> int:
+    """Return how many spares of the run in a folder wait with all imports done: without a thread at idle priority."""
+    found = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes()
+            if (
+                b"spare_program.py\0wait:" in words
+                and os.getpgid(pid := int(process.name)) != pid  # Not a spare that became the program.
+                and bytes(folder) in words + (process / "environ").read_bytes()
+            ):
+                threads = [int(each.name) for each in (process / "task").iterdir()]
+                resident = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+                idle = any(os.sched_getscheduler(each) == os.SCHED_IDLE for each in threads)
+                found += resident > _IMPORTED_BYTES and not idle
+    return found
+
+
+@contextlib.contextmanager
+def floor(folder: Path) -> Iterator[Callable[[], float]]:
+    """Yield what kills two ranks that were started by hand, and returns the seconds to the first step of new ones."""
+    steps = Steps(folder / "steps.jsonl")
+    (folder / "checkpoints").mkdir()
+    running: list[subprocess.Popen[str]] = []
+    waiting: list[subprocess.Popen[str]] = []
+    ports = iter(range(random.randrange(20000, 30000), 32000))
+
+    def prepare() -> None:
+        for _ in range(WORKERS):
+            waiting.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", _WAITING],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                )
+            )
+        for each in waiting:
+            assert each.stdout is not None
+            each.stdout.readline()
+
+    def begin() -> None:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(next(ports)), "WORLD_SIZE": str(WORKERS)}
+        for rank, each in enumerate(waiting):
+            words = [PROGRAM, BY["TorchDistributed"], str(folder / "checkpoints"), str(steps.file)]
+            assert each.stdin is not None
+            each.stdin.write(json.dumps({"environment": {**place, "RANK": str(rank)}, "words": words}) + "\n")
+            each.stdin.flush()
+        running[:], waiting[:] = waiting, []
+
+    def kill() -> float:
+        prepare()
+        before = {each.pid for each in running}
+        began = time.time()
+        for each in running:
+            each.kill()
+            each.wait()
+        begin()
+        first = until(lambda: [each for each in steps.read() if each["pid"] not in before][-1:], "the floor")
+        return float(first[0]["time"]) - began
+
+    try:
+        prepare()
+        begin()
+        until(lambda: len(steps.pids()) == WORKERS, "the first steps")
+        yield kill
+    finally:
+        for each in (*running, *waiting):
+            each.kill()
+            each.wait()
+
+
+def measured(strategy: str, kind: str, kills: int, draw: random.Random) -> list[float]:
+    """Return the seconds of some kills in one run."""
+    with tempfile.TemporaryDirectory() as place:
+        if kind == FLOOR:
+            with floor(Path(place)) as kill:
+                return [kill() for _ in range(kills)]
+        with run_of(strategy, kind, Path(place)) as (steps, ready):
+            took = []
+            for _ in range(kills):
+                until(ready, f"{kind}: a new checkpoint")
+                took.append(steps.kill(draw.randrange(WORKERS)))
+            return took
+
+
+def main() -> int:
+    """Print each strategy's medians and verdicts; 1 if a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=10, help="of each kind")
+    parser.add_argument("--kills-of-a-run", type=int, default=5)
+    parser.add_argument("--strategies", nargs="+", choices=BY, default=[*BY])
+    parser.add_argument("--kinds", nargs="+", choices=(*POLICIES, FLOOR), default=[*POLICIES, FLOOR])
+    parser.add_argument("--seed", type=int, default=46)
+    given = parser.parse_args()
+    print(machine(), flush=True)
+    draw = random.Random(given.seed)
+    took: dict[str, list[float]] = {}
+    for _ in range(given.kills // given.kills_of_a_run):
+        for strategy in given.strategies:
+            for kind in given.kinds:
+                if kind != FLOOR or strategy == "TorchDistributed":
+                    new = measured(strategy, kind, given.kills_of_a_run, draw)
+                    took.setdefault(f"{strategy}, {kind}", []).extend(new)
+                    print(f"{strategy}, {kind}:", *(f"{each:.2f}" for each in new), flush=True)
+    figures = {name: statistics.median(values) for name, values in took.items()}
+    columns = {
+        "median, s": figures,
+        "shortest, s": {name: min(values) for name, values in took.items()},
+        "longest, s": {name: max(values) for name, values in took.items()},
+    }
+    ratios = {
+        f"{strategy}, {kind}/{NEW_PODS}": figures[f"{strategy}, {kind}"] / figures[f"{strategy}, {NEW_PODS}"]
+        for strategy in given.strategies
+        for kind in (COLD, SPARE, FLOOR)
+        if {f"{strategy}, {kind}", f"{strategy}, {NEW_PODS}"} <= figures.keys()
+    }
+    print(table(columns))
+    lines = verdicts(TARGETS, ratios)
+    print(*lines, sep="\n")
+    return int(any(line.endswith("missed") for line in lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
