@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -32,8 +34,8 @@ from tests.trainer.idx_files import NAMES
 
 from dtj_trainer.launch import pod as data_ahead
 from dtj_trainer.launch.cgroups import oom_kills
-from dtj_trainer.launch.control import Answer, Attached, ControlServer, connect
-from dtj_trainer.launch.settings import read_settings
+from dtj_trainer.launch.control import Answer, Attached, ControlClient, ControlServer, connect
+from dtj_trainer.launch.settings import control_socket, read_settings
 
 
 def start(workspace: Workspace, **environment: str) -> Launched:
@@ -209,6 +211,35 @@ def test_stopped_worker_lets_its_rank_save_a_checkpoint(worker_sshd, job_uri, jo
     assert wrapper.ended() == 143
     assert '"stopped":true' in wrapper.output
     assert has(job_store, "checkpoints/8/manifest.json")
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_rank_that_is_just_starting_is_awaited_and_asked_to_end(worker_sshd, starts):
+    worker = start(worker_sshd)
+    client = connected(worker_sshd)
+    assert client.ready(0).fault is None
+    worker.terminate()
+    until(lambda: _is_refused(worker_sshd), "the worker lets no more ranks start")
+    assert worker.process.poll() is None
+    if starts:
+        with subprocess.Popen(["sleep", "300"], start_new_session=True) as wrapper:
+            client.attach(Attached(0, wrapper.pid, wrapper.pid))
+            assert wrapper.wait(60) == -signal.SIGTERM
+        client.ended(failed=False, cut_off=False, torn=[])
+    client.close()
+    assert worker.ended() == 0
+    assert ("rank 0 runs" in worker.output) == starts
+
+
+def connected(workspace: Workspace) -> ControlClient:
+    client = connect(control_socket(workspace.root))
+    assert client is not None
+    return client
+
+
+def _is_refused(workspace: Workspace) -> bool:
+    with contextlib.closing(connected(workspace)) as client:
+        return client.ready(0).fault is not None
 
 
 def test_other_pods_upload_only_logs_and_say_so(worker_sshd, job_uri, job_store, monkeypatch):

@@ -62,6 +62,9 @@ class Supervision(Protocol):
     def attached(self, rank: Attached) -> None:
         """Record that a rank's program runs."""
 
+    def not_started(self, number: int) -> None:
+        """Record that a rank of this round that `ready` let start has gone without a program."""
+
     def died(self, at_ns: int) -> None:
         """Record that a rank's program was killed at this wall-clock time; its output may still be read."""
 
@@ -131,6 +134,7 @@ class ControlServer:
 
     def _talk(self, connection: socket.socket) -> None:
         rank: Attached | None = None
+        let_start: int | None = None
         reported_end = False
         with connection, connection.makefile("rwb") as stream, contextlib.suppress(OSError, ValueError):
             while line := stream.readline(LINE_BYTES):
@@ -139,7 +143,7 @@ class ControlServer:
                     if self._starts:
                         self._starts.serve(connection, stream, call["start"])
                 elif "attach" in call:
-                    rank = Attached(**call["attach"])
+                    rank, let_start = Attached(**call["attach"]), None
                     self._supervision.attached(rank)
                 elif "died" in call:
                     self._supervision.died(int(call["died"]["atNs"]))
@@ -150,9 +154,13 @@ class ControlServer:
                     failed, cut_off = bool(end["failed"]), bool(end["cutOff"])
                     self._supervision.ended(rank, failed=failed, cut_off=cut_off, torn=torn)
                 elif "ready" in call:
-                    _write(stream, asdict(self._supervision.ready(int(call["ready"]))))
+                    answer = self._supervision.ready(int(call["ready"]))
+                    let_start = None if answer.fault else int(call["ready"])
+                    _write(stream, asdict(answer))
                 elif "finish" in call:
                     _write(stream, asdict(self._finish(int(call["finish"]))))
+        if let_start is not None:
+            self._supervision.not_started(let_start)
         if rank and not reported_end:
             self._supervision.lost(rank)
 

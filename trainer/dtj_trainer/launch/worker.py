@@ -72,12 +72,15 @@ class RankSupervisor:
         self._finishing = threading.Lock()
         self._finished = False
         """Whether the last upload has begun: then no round follows in this pod."""
+        self._told_to_end = False
         self._begin(0)
 
     def _begin(self, number: int) -> None:
         self._round = number
         self._running: dict[int, Attached] = {}
         """The running ranks, by rank."""
+        self._starting = 0
+        """Ranks that may start their programs, and have not attached yet."""
         self._all_closed = True
         self._failed = False
         self._opened = False
@@ -105,16 +108,31 @@ class RankSupervisor:
     def ready(self, number: int) -> Answer:
         """Wait until the pod is open for ranks of this round, and return the result."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_past(number) or (self._round == number and self._opened))
-            if self._is_past(number):
+            self._changed.wait_for(lambda: self._refuses(number) or (self._round == number and self._opened))
+            if self._refuses(number):
                 return _OTHER_ROUND
-            error = self._closed_by
-        return Answer(str(error), self._pod.report(), error.cause) if error else Answer(None, {})
+            if (error := self._closed_by) is None:
+                self._starting += 1
+                return Answer(None, {})
+        return Answer(str(error), self._pod.report(), error.cause)
+
+    def not_started(self, number: int) -> None:
+        """Record that a rank that was let start has gone without a program."""
+        with self._changed:
+            self._no_longer_starting(number)
+
+    def _no_longer_starting(self, number: int) -> None:
+        if number == self._round:
+            self._starting -= 1
+            self._changed.notify_all()
 
     def is_open(self, number: int) -> bool:
         """Whether programs of this round may start."""
         with self._changed:
             return self._opened and self._round == number and not self._over
+
+    def _refuses(self, number: int) -> bool:
+        return self._told_to_end or self._is_past(number)
 
     def _is_past(self, number: int) -> bool:
         """Whether ranks of this round never run again, or for the first time, in this pod."""
@@ -123,13 +141,16 @@ class RankSupervisor:
         return self._round > number or not self._round_may_follow()
 
     def attached(self, rank: Attached) -> None:
-        """Record that a rank's program runs. End it if its round has ended meanwhile."""
+        """Record that a rank's program runs. Kill it if its round is over; ask it to end if the pod has to."""
         with self._changed:
+            self._no_longer_starting(rank.round)
             if late := self._is_past(rank.round):
                 _kill_rank(rank)
             else:
                 self._pod.programs.began(str(rank.rank), rank.program_pid)
                 self._running[rank.rank] = rank
+                if self._told_to_end:
+                    _ask_to_end(rank)
         if not late:
             self._pod.phases.reached("programStarted")
             log.info("rank %d runs as process %d", rank.rank, rank.program_pid)
@@ -212,19 +233,22 @@ class RankSupervisor:
     def stop(self) -> bool:
         """Ask the running ranks to end, then kill them; return whether all closed their files."""
         with self._changed:
-            running = list(self._running.values())
-        for rank in running:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(rank.wrapper_pid, signal.SIGTERM)
-        deadline = time.monotonic() + contract.STOP_SECONDS
-        with self._changed:
-            self._changed.wait_for(lambda: not self._running, max(deadline - time.monotonic(), 0))
+            self._told_to_end = True
+            self._changed.notify_all()
+            for rank in self._running.values():
+                _ask_to_end(rank)
+            self._changed.wait_for(lambda: not self._running and not self._starting, contract.STOP_SECONDS)
             left = list(self._running.values())
         for rank in left:
             _signal_group(rank.program_pid, signal.SIGKILL)
         with self._changed:
             self._changed.wait_for(lambda: not self._running, 2.0)
             return self._all_closed and not self._running
+
+
+def _ask_to_end(rank: Attached) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(rank.wrapper_pid, signal.SIGTERM)
 
 
 def _kill_rank(rank: Attached) -> None:
