@@ -259,7 +259,7 @@ class Reconciler:
         # Observe.
         memory = self._remembered(key, manifest["metadata"]["uid"])
         seen = await self._observer.observe(key, memory, memory.stored.latest(manifest))
-        self._catch_up(key, memory, seen)
+        self._catch_up(memory, seen)
         # Decide. A cache that is behind must not begin a new attempt.
         decided = await memory.cost.count(partial(decide, seen), size(seen.job, seen.observed.pods))
         memory.over = decided.decision.status.conditions.finished
@@ -274,8 +274,8 @@ class Reconciler:
             decided, todo = await self._name_secret(memory, seen, decided, todo)
         # Store the status.
         wait = self._wait_to_store(memory, seen, decided, todo)
-        if wait is None:
-            await self._store(key, memory, seen, decided)
+        stored = seen.job.status if wait is not None else await self._store(memory, seen, decided)
+        self._metrics.see(key, seen.job, stored, seen.observed)
         await memory.recorder.flush(self._cluster)
         # Ask pods for reports, and act.
         self._observer.follow(key, seen, decided.decision.status)
@@ -313,15 +313,14 @@ class Reconciler:
             self._progress.leave(key)
         return memory
 
-    def _catch_up(self, key: Key, memory: Memory, seen: Snapshot) -> None:
-        """Record events and metrics of a status that was stored by an earlier write without an answer.
+    def _catch_up(self, memory: Memory, seen: Snapshot) -> None:
+        """Record the changes of a status that was stored by an earlier write without an answer.
 
         This comes first in a pass, so that the events are recorded even if the pass ends by an error.
         """
         before = memory.stored.confirmed(seen.job.status)
         if before is not None:
             self._report(memory, seen, before, seen.job.status)
-        self._metrics.see(key, seen.job, seen.job.status, seen.observed)
 
     async def _is_cache_behind(self, seen: Snapshot, decided: Decided) -> bool:
         """Return whether the decision begins a new attempt because of a pod that exists and that the cache misses."""
@@ -358,16 +357,16 @@ class Reconciler:
             return None
         return memory.stored.wait(seen.job.status, decided.decision.status)
 
-    async def _store(self, key: Key, memory: Memory, seen: Snapshot, decided: Decided) -> None:
-        """Write the status if it differs from the stored status, and report the changes."""
+    async def _store(self, memory: Memory, seen: Snapshot, decided: Decided) -> JobStatus:
+        """Write the status if it differs from the stored status, and report the changes; return what is stored."""
         written = await memory.stored.write(self._cluster, seen.job, decided.decision.status)
         if written is None:
-            return
+            return seen.job.status
         if written.refusal is not None:
             self._metrics.refused_statuses.inc()
             memory.recorder.record(seen.job, Happening("Warning", Reason.STATUS_REFUSED, written.refusal))
         self._report(memory, seen, seen.job.status, written.status)
-        self._metrics.see(key, seen.job, written.status, seen.observed)
+        return written.status
 
     def _report(self, memory: Memory, seen: Snapshot, old: JobStatus, new: JobStatus) -> None:
         """Record the events and metrics of a status that was just stored."""

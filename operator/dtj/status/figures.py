@@ -61,7 +61,6 @@ def strategy_label(job: AnyJob) -> str:
 
 def job_figures(job: AnyJob, status: JobStatus, observed: Observed) -> JobFigures:
     """Return the figures of a job."""
-    pods = observed.pods
     phase = status.phase or Phase.PENDING
     runs = phase is Phase.RUNNING
     artifacts = status.artifacts if runs else None
@@ -71,12 +70,12 @@ def job_figures(job: AnyJob, status: JobStatus, observed: Observed) -> JobFigure
     at_risk = artifacts is not None and artifacts.uri is not None and running is not None
     stalled = ConditionType.STALLED in status.conditions.holding
     watched = runs and job.run_policy.stall_timeout_seconds is not None
-    gpus = [(_gpus(job, pod), pod.running) for pod in pods if pod.has_node]
     # In a strategy whose replicas restart alone, the training continues while a replica restarts.
     partly = job.rules is not None and job.rules.restarts_alone and phase is Phase.RESTARTING
     trains = not stalled and (
         ConditionType.RUNNING in status.conditions.holding or (partly and status.all_running_time is not None)
     )
+    gpus, of_running = _gpus(job, observed.pods)
     return JobFigures(
         namespace=job.namespace,
         name=job.name,
@@ -90,8 +89,8 @@ def job_figures(job: AnyJob, status: JobStatus, observed: Observed) -> JobFigure
         if at_risk and running
         else None,
         stalled=stalled if watched else None,
-        gpus=sum(count for count, _ in gpus),
-        idle_gpus=sum(count for count, pod_runs in gpus if not (trains and pod_runs)),
+        gpus=gpus,
+        idle_gpus=gpus - of_running if trains else gpus,
     )
 
 
@@ -136,9 +135,16 @@ def failures(old: JobStatus, new: JobStatus) -> tuple[str, int]:
     return kind if kind in FAILURE_CLASSES else "Other", max(after - before, 0) + ended
 
 
-def _gpus(job: AnyJob, pod: PodView) -> int:
-    accelerator = job.spec.accelerator if isinstance(job, Job) else Accelerator()
-    return sum(count for name, count in pod.devices if is_accelerator(name, accelerator.resource_name))
+def _gpus(job: AnyJob, pods: Sequence[PodView]) -> tuple[int, int]:
+    """Return the number of accelerators of the pods that have a node, and of those among them that run."""
+    resource = (job.spec.accelerator if isinstance(job, Job) else Accelerator()).resource_name
+    held = running = 0
+    for pod in pods:
+        if pod.devices and pod.has_node:
+            count = sum(count for name, count in pod.devices if is_accelerator(name, resource))
+            held += count
+            running += count * pod.running
+    return held, running
 
 
 def _unix(time: str) -> float:
