@@ -318,7 +318,8 @@ class Worker:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stopping = False
-        self._actions: SimpleQueue[AgentAction | Request] = SimpleQueue()
+        self._actions: SimpleQueue[AgentAction | Request | None] = SimpleQueue()
+        """What rounds and ranks ask for. None only wakes the loop."""
         self._agent = Agent(settings.peer_timeout)
         self._link: RoundLink | None = None
         """The connection to the launcher's agent; None in a pod without rounds."""
@@ -373,11 +374,11 @@ class Worker:
                 # mpirun may connect during the restore: the ranks wait for its end.
                 sshd = self._let_ranks_in()
             pod.open()
-            if settings.ssh_after_restore:
-                sshd = self._let_ranks_in()
             signal.signal(signal.SIGTERM, self._stop)
             signal.signal(signal.SIGINT, self._stop)
             pod.grace.watch()
+            if settings.ssh_after_restore:
+                sshd = self._let_ranks_in()
             self._let_start(supervisor)
             self._join_rounds()
             self._follow(pod, supervisor, sshd)
@@ -451,7 +452,7 @@ class Worker:
         self._happened(lambda agent, _: agent.leave(why))
         supervisor.no_round_follows()
 
-    def _carry_out(self, action: AgentAction | Request, pod: Pod, supervisor: RankSupervisor) -> None:
+    def _carry_out(self, action: AgentAction | Request | None, pod: Pod, supervisor: RankSupervisor) -> None:
         """Carry out what the agent decided. Raises PrerequisiteMissing."""
         match action:
             case EndPrograms(number):
@@ -521,6 +522,8 @@ class Worker:
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
+        # CPython's SimpleQueue.get waits without end if its timeout passes while it handles a signal.
+        self._actions.put(None)
 
     def _last_sync(self, pod: Pod, *, ended: bool, timeout: float | None = None) -> bool:
         try:
