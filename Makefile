@@ -32,7 +32,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-layouts test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd image-packages pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade bench-rounds bench-recovery bench-spares bench-serve bench-output bench-code gpu-kit
+.PHONY: help times test-whole demo demo-cluster test test-chaos test-ends test-nets test-tracking test-unit test-histories test-snapshots test-layouts test-store-faults test-serve-hostile test-chart test-trainer fuzz lint crd image-packages pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release bench-history test-tracking-cluster test-upgrade test-skew bench-rounds bench-recovery bench-spares bench-serve bench-output bench-code gpu-kit
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -122,9 +122,12 @@ fuzz: $(VENV)  ## 50,000 random jobs through webhook, job file, plan and reconci
 	@$(PY) -m tests.fuzz $(FUZZ)
 
 # FROM=COMMIT, the version that is upgraded and rolled back to.
-test-upgrade: FROM ?= 93ec95e8
+test-upgrade test-skew: FROM ?= 93ec95e8
 test-upgrade: $(VENV)  ## jobs of three strategies in eleven states each, handed from one version to the other and back; seconds
 	@$(PY) -m tests.upgrade $(FROM)
+
+test-skew: $(VENV)  ## images and operators of two versions in one cluster, upgraded and rolled back under jobs; minutes
+	DTJ_SKEW_FROM=$(FROM) $(PY) -m tests.cluster.run --cluster $(CLUSTER) -- --capture=no -m skew tests/cluster
 
 test-ends: $(VENV)  ## jobs end in every way on a real cluster, its API server stops, and the history says what was said; minutes
 	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- --capture=no -m ends tests/cluster

@@ -225,11 +225,10 @@ def main() -> int:
         found = asyncio.run(differences(json.loads(Path(sys.argv[2]).read_text())))
         print("\n".join(found) or "as the version that recorded it")
         return 1 if found else 0
+    from tests.earlier import tree_of  # The other version may not have it.
+
     with tempfile.TemporaryDirectory() as name:
-        other = Path(name) / "other"
-        other.mkdir()
-        archive = subprocess.run(["git", "archive", sys.argv[1]], cwd=ROOT, capture_output=True, check=True)
-        subprocess.run(["tar", "--extract", f"--directory={other}"], input=archive.stdout, check=True)
+        other = tree_of(sys.argv[1], Path(name) / "other")
         project = tomllib.loads((other / "pyproject.toml").read_text())["project"]
         metadata = other / f"{project['name']}.dist-info" / "METADATA"
         metadata.parent.mkdir()

@@ -16,34 +16,37 @@ from tests.cluster.local.layout import NODES
 from tests.cluster.progress import ClusterError, note, step
 
 ROOT = Path(__file__).parents[2]
-BUILDER = ROOT / "docker" / "build.py"
 OF_TESTS = ("operator", "trainer-horovod", "trainer-tensorflow", "tensorboard", "serve")
 """The images that a cluster's tests use."""
 
 
-def archives(only: Sequence[str] = ()) -> list[Path]:
-    """What `docker save` wrote, an archive a Dockerfile, by default OF_TESTS; builds what is missing."""
-    if not BUILDER.exists():
-        note(f"no images: {BUILDER.relative_to(ROOT)} is not there")
+def archives(only: Sequence[str] = (), tree: Path = ROOT) -> list[Path]:
+    """What `docker save` wrote, an archive a Dockerfile, by default OF_TESTS; builds what is missing.
+
+    tree: of the version whose images these are.
+    """
+    builder = tree / "docker" / "build.py"
+    if not builder.exists():
+        note(f"no images: {builder} is not there")
         return []
     # Its own progress goes to our stderr.
     done = subprocess.run(
-        [sys.executable, BUILDER, "--print-archives", *(f"--image={name}" for name in only or OF_TESTS)],
-        cwd=ROOT,
+        [sys.executable, builder, "--print-archives", *(f"--image={name}" for name in only or OF_TESTS)],
+        cwd=tree,
         stdout=subprocess.PIPE,
         text=True,
         check=False,
     )
     if done.returncode:
         raise ClusterError(
-            f"the images can't be built (see above): {BUILDER.name} ended with {done.returncode}"
+            f"the images can't be built (see above): {builder.name} ended with {done.returncode}"
         )
     return [Path(line) for line in done.stdout.splitlines() if line.strip()]
 
 
-def load(cluster: str, only: Sequence[str] = ()) -> list[Path]:
+def load(cluster: str, only: Sequence[str] = (), tree: Path = ROOT) -> list[Path]:
     """Put each image, or those named, on each node that hasn't got it; gives the archives."""
-    built = archives(only)
+    built = archives(only, tree)
     for archive in built:
         title = f"loading {', '.join(images_in(archive))}"
         if cluster == "kind":

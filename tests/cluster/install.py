@@ -40,14 +40,19 @@ def install(cluster: str, image: str | None = None, only: Sequence[str] = ()) ->
     if image is None:
         image, version = _built_image(images.load(cluster, only))
     with step(f"installing the operator, {image}"):
-        apply(operator_objects(image, version))
-        try:
-            _kubectl(
-                "rollout", "status", f"deployment/{DEPLOYMENT}", "--namespace", NAMESPACE,
-                f"--timeout={READY_SECONDS}s", timeout=READY_SECONDS + 10,
-            )  # fmt: skip
-        except ClusterError as error:
-            raise ClusterError(f"the operator doesn't become available: {error}\n{_why()}") from error
+        roll_out(operator_objects(image, version))
+
+
+def roll_out(operator: list[dict[str, Any]]) -> None:
+    """Apply the operator's objects and wait until the operator is available, and no other one runs."""
+    apply(operator)
+    try:
+        _kubectl(
+            "rollout", "status", f"deployment/{DEPLOYMENT}", "--namespace", NAMESPACE,
+            f"--timeout={READY_SECONDS}s", timeout=READY_SECONDS + 10,
+        )  # fmt: skip
+    except ClusterError as error:
+        raise ClusterError(f"the operator doesn't become available: {error}\n{_why()}") from error
 
 
 def install_crds() -> None:
@@ -89,9 +94,11 @@ def server_minor() -> int:
     return int(json.loads(_kubectl("get", "--raw=/version"))["minor"].rstrip("+"))
 
 
-def operator_objects(image: str, version: str | None) -> list[dict[str, Any]]:
+def operator_objects(
+    image: str, version: str | None = None, manifests: Path = MANIFESTS
+) -> list[dict[str, Any]]:
     """What `install` applies besides the CRDs. version: a digest that makes the Deployment roll."""
-    documents = list(yaml.safe_load_all(_kubectl("kustomize", MANIFESTS / "operator")))
+    documents = list(yaml.safe_load_all(_kubectl("kustomize", manifests / "operator")))
     if server_minor() < POLICY_V1_SINCE:
         documents = [document for document in documents if document["apiVersion"] != "policy/v1"]
     for document in documents:
@@ -105,7 +112,7 @@ def operator_objects(image: str, version: str | None) -> list[dict[str, Any]]:
                 annotations = template.setdefault("metadata", {}).setdefault("annotations", {})
                 annotations["dtj.dev/image-digest"] = version
             return documents
-    raise ClusterError(f"{MANIFESTS / 'operator'} has no Deployment {DEPLOYMENT}")
+    raise ClusterError(f"{manifests / 'operator'} has no Deployment {DEPLOYMENT}")
 
 
 def _built_image(archives: list[Path]) -> tuple[str, str]:

@@ -21,9 +21,11 @@ from tests.stage_times import report_file, timed
 ROOT = Path(__file__).parents[2]
 # First, while other stages compute, those beside which no other may run: they mostly wait. Then the rest, beside the
 # trainings of tests/at_once.py, of which no two run at the same time.
+IN_TEST = "not chaos and not layouts and not skew"
+"""An -m replaces that of pyproject.toml."""
 ALL = {
-    "cluster-alone": ("-m", "alone and not chaos", "tests/cluster"),
-    "cluster-at-once": ("-m", "not alone and not chaos and not last", "--numprocesses=4", "tests/cluster"),
+    "cluster-alone": ("-m", f"alone and {IN_TEST}", "tests/cluster"),
+    "cluster-at-once": ("-m", f"not alone and not last and {IN_TEST}", "--numprocesses=4", "tests/cluster"),
 }
 LAST = {"cluster-last": ("-m", "last", "tests/cluster")}
 """What holds of the cluster after all other tests."""

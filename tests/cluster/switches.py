@@ -38,7 +38,7 @@ class Switch:
 
 def store() -> Switch:
     """The object store; told to end, since what it holds is not what is tried here."""
-    of_kind = _is_kind()
+    of_kind = is_kind()
     component = (kind.store() if of_kind else cluster.STORE).component()
     return Switch(kind.SUPERVISOR if of_kind else state.SUPERVISOR, component, ends_by=signal.SIGTERM)
 
@@ -68,10 +68,10 @@ def restored(switch: Switch) -> Iterator[Switch]:
 
 
 def _local(component: Component, serves: Callable[[], bool] = lambda: True) -> Switch:
-    if _is_kind():
+    if is_kind():
         raise ClusterError(f"{component.name} is stopped in the local cluster only, not in kind's")
     return Switch(state.SUPERVISOR, component, serves)
 
 
-def _is_kind() -> bool:
+def is_kind() -> bool:
     return Path(os.environ["KUBECONFIG"]) == kind.KUBECONFIG
