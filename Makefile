@@ -188,7 +188,7 @@ bench-output: $(VENV)  ## the agent's CPU for 1 GB of output, with and without r
 bench-rounds: $(VENV)  ## what a restart in place costs the coordinator (5,000 agents beside 1,000) and the operator (beside new pods); minutes
 	@$(PY) -m tests.bench.rounds
 
-bench-recovery: $(VENV)  ## from the SIGKILL of a rank to its next step: new pods, restarts in place, two waiting interpreters without dtj; 20 minutes
+bench-recovery: $(VENV)  ## from the SIGKILL of a rank to its next step: new pods, restarts in place, two waiting interpreters without dtj; half an hour
 	@$(PY) -m tests.bench.recovery
 
 bench-spares: $(VENV)  ## kill of a bare PyTorch script's ranks to their next step, by new processes and by warm spares; a minute

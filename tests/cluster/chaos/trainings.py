@@ -51,10 +51,6 @@ def wait_until_told(what):
         time.sleep(0.1)
 
 def save(step, *given, **named):
-    if told("tear").exists():
-        told("tear").unlink()
-        checkpoints.folder().joinpath("{TORN}").write_bytes(b"x" * 1_000_000)
-        os.kill(os.getpid(), signal.SIGKILL)
     path = saved(step, *given, **named)
     if os.environ["DTJ_ATTEMPT"] == "1":
         wait_until_told("go-on")
@@ -67,13 +63,19 @@ def take_memory():
     while True:
         held.append(b"x" * 50_000_000)
 
+def tear():  # At once: the next save may be the last.
+    wait_until_told("tear")
+    told("tear").unlink()
+    checkpoints.folder().joinpath("{TORN}").write_bytes(b"x" * 1_000_000)
+    os.kill(os.getpid(), signal.SIGKILL)
+
 def leave():
     wait_until_told("leave")
     os._exit(0)
 
 saved, checkpoints.save = checkpoints.save, save
-threading.Thread(target=take_memory, daemon=True).start()
-threading.Thread(target=leave, daemon=True).start()
+for each in (take_memory, tear, leave):
+    threading.Thread(target=each, daemon=True).start()
 if os.environ.get("STUB_TAKES_PORT") == os.environ["DTJ_ATTEMPT"] and os.environ["RANK"] == "0":
     listener = socket.create_server(("", int(os.environ["MASTER_PORT"])))
 sys.argv = sys.argv[1:]
