@@ -44,7 +44,7 @@ def install(cluster: str, image: str | None = None, only: Sequence[str] = ()) ->
 
 
 def roll_out(operator: list[dict[str, Any]]) -> None:
-    """Apply the operator's objects and wait until the operator is available, and no other one runs."""
+    """Apply the operator's objects and wait until the operator is available."""
     apply(operator)
     try:
         _kubectl(

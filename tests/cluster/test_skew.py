@@ -125,9 +125,9 @@ def test_pods_of_a_job_with_both_images_are_recreated(
 ) -> None:
     manifest = job_of("Horovod", runPolicy=IN_PLACE)
     launcher, worker = (earlier, current) if earlier_launcher else (current, earlier)
-    replicas = manifest["spec"]["replicaSpecs"]
-    replicas["worker"]["template"]["spec"]["containers"][0]["image"] = worker.trainer
-    replicas["launcher"] = {
+    specs = manifest["spec"]["replicaSpecs"]
+    specs["worker"]["template"]["spec"]["containers"][0]["image"] = worker.trainer
+    specs["launcher"] = {
         "template": {"spec": {"containers": [{"name": "trainer", "image": launcher.trainer}]}}
     }
     (job,) = started(namespace, manifest)
