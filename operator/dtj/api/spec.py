@@ -261,7 +261,7 @@ class RestartStrategy(StrEnum):
     RECREATE = "Recreate"
 
 
-DEFAULT_RESTART_STRATEGY = RestartStrategy.RECREATE
+DEFAULT_RESTART_STRATEGY = RestartStrategy.IN_PLACE_RESTART
 
 
 class WarmSpare(StrEnum):

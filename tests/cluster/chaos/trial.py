@@ -131,6 +131,8 @@ def _start(fault: Fault, strategy: str, namespace: Namespace, steps: int, *, rea
     short = re.sub(r"[^a-z0-9]+", "-", fault.name.lower())
     job = manifest(f"{short}-{strategy[0].lower()}", strategy, steps, real=real)
     fault.prepare(job)
+    # The rows of restarts in place ask for these. All others show what new pods cost.
+    job["spec"].setdefault("runPolicy", {}).setdefault("restartStrategy", "Recreate")
     chance = random.Random(f"{SEED} {fault.name} {strategy}")
     return Training(strategy, namespace.apply(job), chance)
 

@@ -41,6 +41,7 @@ def test_workers_meet_on_a_free_port_in_each_attempt(tmp_path: Path, monkeypatch
         strategy="TorchDistributed",
         command=[sys.executable, "-c", PROGRAM, "$(MASTER_PORT)"],
         torch={"startedBy": "Command"},
+        runPolicy={"restartStrategy": "Recreate"},
     )
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job))

@@ -73,10 +73,10 @@ def test_pods_that_restore_know_each_others_hosts_in_a_form_of_one_size(strategy
         assert info.peers.host_of(4999) == host_name(made.name, made.namespace, "worker", 4999)
 
 
-def test_pods_without_artifacts_or_without_another_pod_have_no_peers() -> None:
+def test_recreated_pods_without_artifacts_and_single_pods_have_no_peers() -> None:
     artifacts = {"uri": "s3://bucket/jobs", "secretName": "s3"}
     for made in (
-        job(replicaSpecs={"worker": {"replicas": 2}}),
+        job(replicaSpecs={"worker": {"replicas": 2}}, runPolicy={"restartStrategy": "Recreate"}),
         job(replicaSpecs={"worker": {"replicas": 1}}, artifacts=artifacts),
     ):
         assert all("peers" not in environment(pod)["DTJ_POD"] for pod in plan_job(made).pods)
@@ -422,7 +422,7 @@ def test_a_launcher_with_a_command_of_its_own_comes_when_the_workers_are_ready()
 
 def test_the_agents_of_a_job_that_restarts_in_place_join_that_of_the_launcher() -> None:
     place = "mnist-launcher-0.mnist.ml.svc:8475"
-    plan = plan_job(job(runPolicy={"restartStrategy": "InPlaceRestart"}))
+    plan = plan_job(job())
     assert {environment(pod)["DTJ_START_BARRIER"] for pod in plan.pods} == {place}
     opened = {
         pod["metadata"]["name"]: [port["containerPort"] for port in trainer(pod).get("ports", [])]
@@ -434,8 +434,8 @@ def test_the_agents_of_a_job_that_restarts_in_place_join_that_of_the_launcher() 
 @pytest.mark.parametrize(
     "spec",
     [
-        {},
-        {"runPolicy": {"restartStrategy": "InPlaceRestart"}, "horovod": {"launcher": "MPIJob"}},
+        {"runPolicy": {"restartStrategy": "Recreate"}},
+        {"horovod": {"launcher": "MPIJob"}},
     ],
 )
 def test_agents_join_only_where_ranks_may_restart_in_place(spec: dict[str, Any]) -> None:

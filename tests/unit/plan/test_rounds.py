@@ -15,6 +15,7 @@ from dtj_trainer.contract import ENV_POD, PodInfo, Rounds
 from tests.unit.support.jobs import job
 
 IN_PLACE = {"restartStrategy": "InPlaceRestart"}
+RECREATE = {"restartStrategy": "Recreate"}
 OWN = {
     "template": {"spec": {"containers": [{"name": "trainer", "command": ["mpirun", "python", "train.py"]}]}}
 }
@@ -46,11 +47,12 @@ def test_all_pods_are_told_of_restarts_limit_and_spares(spec: Manifest) -> None:
     assert told(IN_PLACE | {"warmSpare": "Auto"}, **spec) == {Rounds(0, 3, spare=True)}
 
 
-@pytest.mark.parametrize("policy", [{}, {"restartStrategy": "Recreate"}, {"warmSpare": "Auto"}])
 @pytest.mark.parametrize("spec", [{}, TORCH])
-def test_pods_are_recreated_by_default(policy: Manifest, spec: Manifest) -> None:
-    assert told(policy, **spec) == {None}
-    assert list(notes(job(runPolicy=policy, **spec))) == []
+def test_ranks_restart_in_place_by_default(spec: Manifest) -> None:
+    assert told({}, **spec) == told(IN_PLACE, **spec) == {Rounds(0, 3, spare=True)}
+    assert told({"warmSpare": "Never"}, **spec) == {Rounds(0, 3, spare=False)}
+    assert told(RECREATE, **spec) == told(RECREATE | {"warmSpare": "Auto"}, **spec) == {None}
+    assert list(notes(job(runPolicy=RECREATE, **spec))) == []
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,8 @@ def test_pods_are_recreated_by_default(policy: Manifest, spec: Manifest) -> None
     ids=["ParameterServer", "MPIJob", "own launcher", "own worker"],
 )
 def test_jobs_without_an_agent_beside_each_rank_are_told_that_it_has_no_effect(spec: Manifest) -> None:
-    assert told(IN_PLACE, **spec) == {None}
+    assert told(IN_PLACE, **spec) == told({}, **spec) == {None}
+    assert list(notes(job(**spec))) == []
     (note,) = notes(job(runPolicy=IN_PLACE, **spec))
     assert note.startswith("runPolicy.restartStrategy: InPlaceRestart has no effect")
 

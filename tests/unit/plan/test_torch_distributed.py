@@ -189,7 +189,7 @@ def test_the_jobs_own_value_of_a_default_counts(name: str) -> None:
 
 ACCELERATE = [
     "--num_machines=2", "--num_processes=4", "--machine_rank=1", f"--main_process_ip={HOST}",
-    "--main_process_port=29501",
+    "--main_process_port=$(MASTER_PORT)",
 ]  # fmt: skip
 
 
@@ -360,11 +360,15 @@ def test_without_dtj_launch_several_ranks_are_refused(tmp_path: Path) -> None:
 # --- this machine ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("strategy", ["InPlaceRestart", "Recreate"])
 @pytest.mark.parametrize(
     "command", [["python", "t.py"], ["torchrun", "t.py"], ["accelerate", "launch", "t.py"]]
 )
-def test_on_this_machine_every_address_has_the_port_of_worker_0(command: list[str], tmp_path: Path) -> None:
-    plan = plan_job(torch_job(command=command, args=["--port=$(MASTER_PORT)"]))
+def test_on_this_machine_every_address_has_the_port_of_worker_0(
+    command: list[str], strategy: str, tmp_path: Path
+) -> None:
+    policy = {"restartStrategy": strategy}
+    plan = plan_job(torch_job(command=command, args=["--port=$(MASTER_PORT)"], runPolicy=policy))
     ports = {wanted: 20000 + number for number, wanted in enumerate(container_ports(plan))}
     master, barrier = ports["mnist-worker-0", 29501], ports["mnist-worker-0", 8475]
 
@@ -377,7 +381,8 @@ def test_on_this_machine_every_address_has_the_port_of_worker_0(command: list[st
             assert (env["PET_MASTER_ADDR"], env["PET_MASTER_PORT"]) == ("127.0.0.1", str(master))
             assert env["PET_RDZV_ENDPOINT"] == f"127.0.0.1:{master}"
     words = shlex.join(trainer_container(here.pods[1])["command"])
-    assert f"--port={master}" in words
+    port = master if strategy == "Recreate" else "$(MASTER_PORT)"
+    assert shlex.quote(f"--port={port}") in words
     if command[0] == "accelerate":
-        assert f"--main_process_ip=127.0.0.1 --main_process_port={master}" in words
+        assert f"--main_process_ip=127.0.0.1 {shlex.quote(f'--main_process_port={port}')}" in words
     assert str(tmp_path) in words

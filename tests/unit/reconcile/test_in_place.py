@@ -276,9 +276,8 @@ async def test_an_operator_that_does_not_know_the_field_makes_nothing_count_twic
     assert world.restarts == (3, 3)
 
 
-@pytest.mark.parametrize("spec", [{"restartStrategy": "Recreate"}, {"restartStrategy": None}])
-async def test_pods_without_rounds_count_no_restart_in_place(spec: Manifest) -> None:
-    world = Training(**spec)
+async def test_pods_without_rounds_count_no_restart_in_place() -> None:
+    world = Training(restartStrategy="Recreate")
     await world.until(lambda: world.phase == "Running")
 
     await world.see(told(2))

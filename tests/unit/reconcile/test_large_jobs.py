@@ -61,7 +61,7 @@ def test_a_pod_is_as_large_in_a_large_job_as_in_a_small_one(spec: Any) -> None:
     small, large = (plan_job(job(**spec(count))) for count in (10, 900))
 
     sizes = [len(json.dumps(plan.pod(plan.shape.replicas[5]))) for plan in (small, large)]
-    assert sizes[1] <= sizes[0] + 5, "by a digit of each number of ranks or pods"
+    assert sizes[1] <= sizes[0] + 6, "by a digit of each number of ranks or pods"
 
 
 @pytest.mark.parametrize("spec", [workers, servers, torch_workers])

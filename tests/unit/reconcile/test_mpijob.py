@@ -39,6 +39,7 @@ from tests.unit.support.world import KEY, World
 
 SERVED = ("kubeflow.org/v2beta1", "mpijobs")
 HANDED_OVER: Manifest = {"horovod": {"launcher": "MPIJob"}}
+RECREATE = {"restartStrategy": "Recreate"}
 MPIJOB = ("MPIJob", "ml", "mnist")
 
 
@@ -72,7 +73,7 @@ def test_the_mpijob_is_one_that_the_published_crd_takes() -> None:
 
 
 def test_pods_that_mpi_operator_makes_have_what_dtjs_own_have() -> None:
-    native, made = plan_job(job()), mpijob_of()
+    native, made = plan_job(job(runPolicy=RECREATE)), mpijob_of()
     ours = {pod["metadata"]["labels"]["dtj.dev/role"]: pod for pod in native.pods}
     theirs = {
         "worker": mpi_operator.worker(made, 1),
@@ -106,7 +107,7 @@ def test_a_worker_knows_its_index_by_the_label_that_mpi_operator_gives_it() -> N
     assert pod["metadata"]["labels"]["training.kubeflow.org/replica-index"] == "1"
     names = [variable["name"] for variable in container(pod)["env"]]
     assert names.index("DTJ_INDEX") < names.index("DTJ_POD"), "a kubelet puts a variable into those after it"
-    native = variables(plan_job(job()).pods[1])["DTJ_POD"]
+    native = variables(plan_job(job(runPolicy=RECREATE)).pods[1])["DTJ_POD"]
     assert variables(pod)["DTJ_POD"].replace("$(DTJ_INDEX)", "1") == native
 
 
