@@ -99,6 +99,11 @@ class Shape:
         return {replica.name: replica.attempt for replica in self.replicas}
 
     @cached_property
+    def newest_attempt(self) -> int:
+        """The newest attempt to which a pod must belong."""
+        return max(self.attempts.values())
+
+    @cached_property
     def stage_names(self) -> Sequence[Sequence[str]]:
         """Names of the pods, by stage."""
         return [[replica.name for replica in stage] for stage in self.stages]

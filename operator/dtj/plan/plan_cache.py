@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -59,8 +60,10 @@ class PlanCache:
             self._forget(job.uid)
             return self._plan(job)
         needed = vars(job)
-        cached = self._plans.get(job.uid)
-        plan = cached[1] if cached and cached[0] == needed else self._plan(job)
+        before, plan = self._plans.get(job.uid, ({}, None))
+        if plan is None or before != needed:
+            lasts = plan is not None and not plan.mpijob and _differs_in_pods(before, needed)
+            plan = self._with_new_pods(job, plan) if plan and lasts else self._plan(job)
         with self._lock:
             self._drop(job.uid)
             self._plans[job.uid] = (needed, plan)
@@ -70,6 +73,16 @@ class PlanCache:
                 self._replicas -= weight(oldest)
         return plan
 
+    def _with_new_pods(self, job: Job, plan: Plan) -> Plan:
+        """Return the plan with other pods. Plan the job anew only when the first pod is made.
+
+        A restart in place, for example, makes none.
+        """
+        made = cache(lambda: self._plan(job))
+        return replace(
+            plan, pod=lambda replica: made().pod(replica), recipe=lambda replica: made().recipe(replica)
+        )
+
     def _forget(self, uid: str) -> None:
         with self._lock:
             self._drop(uid)
@@ -77,6 +90,16 @@ class PlanCache:
     def _drop(self, uid: str) -> None:
         _, plan = self._plans.pop(uid, (None, None))
         self._replicas -= weight(plan) if plan else 0
+
+
+_OF_PODS = ("restarts", "node_failures")
+"""The fields of a status on which only the manifests of pods depend."""
+
+
+def _differs_in_pods(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether the plans of two jobs differ only in the manifests of pods."""
+    status = now["status"].model_copy(update={name: getattr(before["status"], name) for name in _OF_PODS})
+    return before == {**now, "status": status}
 
 
 def weight(plan: Plan) -> int:

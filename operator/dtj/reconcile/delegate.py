@@ -68,9 +68,10 @@ class Native:
             return [*result, ExpireJob()] if decision.expired else result
         if plan is None:
             return result
-        created = [
-            CreatePod(replica) for replica in plan.shape.replicas if replica.name in decision.pods.make
-        ]
+        make = decision.pods.make
+        created = (
+            [CreatePod(replica) for replica in plan.shape.replicas if replica.name in make] if make else []
+        )
         if not decision.prepare:
             return [*result, *created]
         return [*result, *_prepared(seen, plan, status.attempt, begins=bool(created)), *created]
@@ -78,6 +79,8 @@ class Native:
 
 def ends(pods: Sequence[PodView], decided: PodChanges) -> list[Action]:
     """Return the deletions of the pods that must end. The forced deletions come first."""
+    if not (decided.force or decided.end):
+        return []
     return [
         *(
             ForceDeletePod(pod.name, pod.uid, describe_force_deletion(pod))

@@ -44,10 +44,16 @@ class Cache(Generic[T]):
         self._key = key or job_key
         self._jobs: dict[Key, dict[str, T]] = {}
         self._keys: dict[str, Key] = {}
+        self._listed: dict[Key, tuple[T, ...]] = {}
+        """What `of` returned since the last change of the job's objects."""
 
-    def of(self, job: Key) -> list[T]:
-        """Return the objects of a job."""
-        return list(self._jobs.get(job, {}).values())
+    def of(self, job: Key) -> tuple[T, ...]:
+        """Return the objects of a job: the same tuple until one of the objects changes."""
+        if job not in self._jobs:
+            return ()
+        if job not in self._listed:
+            self._listed[job] = tuple(self._jobs[job].values())
+        return self._listed[job]
 
     def items(self) -> list[tuple[Key, T]]:
         """Return each object with the job that the object belongs to."""
@@ -65,12 +71,15 @@ class Cache(Generic[T]):
             return
         if self._keys.get(uid, key) != key:
             self.drop(uid)
-        objects = self._jobs.setdefault(key, {})
-        before = objects.get(uid)
+        before = self._jobs.get(key, {}).get(uid)
         if before != seen:
-            objects[uid] = seen
+            self._set(key, uid, seen)
             self._keys[uid] = key
             self._notify(key, before, seen)
+
+    def _set(self, key: Key, uid: str, seen: T) -> None:
+        self._jobs.setdefault(key, {})[uid] = seen
+        self._listed.pop(key, None)
 
     def drop(self, uid: str) -> None:
         """Remove an object that was deleted."""
@@ -78,6 +87,7 @@ class Cache(Generic[T]):
         if key is None:
             return
         before = self._jobs[key].pop(uid)
+        self._listed.pop(key, None)
         if not self._jobs[key]:
             del self._jobs[key]
         self._notify(key, before, None)

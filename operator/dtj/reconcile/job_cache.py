@@ -91,7 +91,7 @@ class JobCache(Cache[CachedJob]):
             if room and not cached.whole and not cached.manifest.ended:
                 self._missing(key)
             elif not room and cached.whole:
-                self._jobs[key][uid] = _cached(self._without_spec(cached.manifest))
+                self._set(key, uid, _cached(self._without_spec(cached.manifest)))
                 self._judged(key)
 
     def _without_spec(self, job: KeptJob) -> KeptJob:

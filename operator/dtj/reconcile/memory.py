@@ -34,7 +34,9 @@ from dtj.reconcile.boot_clock import BootClock
 from dtj.reconcile.kept_job import KeptJob
 from dtj.reconcile.refusal import CreationRefused, Refusals, Tries, Unmade, create_own, refuse
 from dtj.reconcile.stored_status import StoredStatus
+from dtj.reconcile.view import OwnedPod
 from dtj.status.events import Happening, event
+from dtj.status.pods import PodSet
 from dtj.status.record import Refusal
 from dtj.status.times import written_time
 
@@ -312,6 +314,8 @@ class Memory:
         """The bytes of the decoded spec that the memory keeps from one pass to the next."""
         self._read: tuple[object, AnyJob, list[Fault]] | None = None
         """The result of the last read: the manifest's fields except the status, the job from them, and its faults."""
+        self._own: tuple[Sequence[OwnedPod], bool, PodSet] | None = None
+        """The arguments and the result of the last call of `own`."""
 
     async def read(self, manifest: Mapping[str, Any]) -> tuple[AnyJob, list[Fault]]:
         """Return the job and its faults. Read the spec again only if generation, labels, or annotations differ."""
@@ -326,6 +330,18 @@ class Memory:
             self._read = source, replace(job, status=NO_STATUS), faults
         _, job, faults = self._read
         return replace(job, status=read_status(manifest.get("status") or {})), faults
+
+    def own(self, pods: Sequence[OwnedPod], *, delegated: bool) -> PodSet:
+        """Return those of the pods that belong to the job: the same set for the same `pods`.
+
+        delegated: whether mpi-operator creates pods of the job.
+        """
+        if self._own is None or self._own[0] is not pods or self._own[1] != delegated:
+            own = PodSet(
+                pod.view for pod in pods if pod.owner == self.uid and (delegated or not pod.delegated)
+            )
+            self._own = pods, delegated, own
+        return self._own[2]
 
     def shed(self) -> None:
         """Forget the spec of the job. The next pass reads it again."""

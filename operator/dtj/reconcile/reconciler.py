@@ -39,6 +39,7 @@ from dtj.reconcile.view import Key, View, is_delegated
 from dtj.status.events import Happening, happenings
 from dtj.status.force_deletion import describe_force_deletion, next_force_deletion, pods_to_force_delete
 from dtj.status.observed import Observed, ProgressReport, not_taken_up
+from dtj.status.pods import PodSet
 
 # The beginning of a pass: a snapshot of a job from caches, reports and, for an MPIJob, the API server.
 
@@ -68,12 +69,7 @@ class Observer:
         memory.cost.begin()
         job, faults = await memory.read(manifest)
         begun = time.thread_time()
-        delegates = is_delegated(job)
-        pods = [
-            pod.view
-            for pod in self._view.pods(key)
-            if pod.owner == job.uid and (delegates or not pod.delegated)
-        ]
+        pods = memory.own(self._view.pods(key), delegated=is_delegated(job))
         memory.cost.seconds += time.thread_time() - begun
         # Choose a name for the ssh Secret only before the job has pods: the status must name the Secret before the
         # pods are created.
@@ -154,7 +150,9 @@ class Observer:
 
 def addresses(seen: Snapshot, names: Set[str | None]) -> dict[str, str]:
     """Return the addresses of those pods of these names that run, by name."""
-    return {pod.name: pod.ip for pod in seen.observed.pods if pod.name in names and pod.running and pod.ip}
+    named = PodSet.of(seen.observed.pods).named
+    pods = [named[name] for name in names if name is not None and name in named]
+    return {pod.name: pod.ip for pod in pods if pod.running and pod.ip}
 
 
 _log = logging.getLogger(__name__)

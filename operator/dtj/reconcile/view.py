@@ -92,7 +92,7 @@ class View(Protocol):
         """Return the job's manifest, or None when the job does not exist."""
 
     def pods(self, key: Key) -> Sequence[OwnedPod]:
-        """Return the pods that have the job's label."""
+        """Return the pods that have the job's label: the same object until one of the pods changes."""
 
     def services(self, key: Key) -> Sequence[Owned]:
         """Return the Services that have the job's label."""

@@ -14,6 +14,7 @@ from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import ConditionType, JobStatus
 from dtj.api.unreadable import AnyJob
 from dtj.status.decision import Decision
+from dtj.status.draft import earlier
 from dtj.status.pods import PodView
 from dtj.status.progress import is_stalled
 from dtj.status.times import seconds_since
@@ -62,9 +63,5 @@ def superseded(job: AnyJob, shape: Shape | None, pods: Sequence[PodView]) -> fro
         return frozenset(
             pod.name for pod in pods if pod.attempt < stored(pod.name.removeprefix(f"{job.name}-"))
         )
-    alone, attempts = shape.restarts_with is not None, shape.attempts
-    return frozenset(
-        pod.name
-        for pod in pods
-        if pod.attempt < attempts.get(pod.name, attempt) or (alone and pod.name not in attempts)
-    )
+    removed = () if shape.restarts_with is None else (pod for pod in pods if pod.name not in shape.attempts)
+    return frozenset(pod.name for pod in (*earlier(shape, pods, attempt), *removed))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from dtj.api.shape import Shape
 from dtj.api.unreadable import AnyJob
 from dtj.status.failure import SETTLE_SECONDS, is_complete
-from dtj.status.pods import Exit, PodView
+from dtj.status.pods import Exit, PodSet, PodView
 from dtj.status.times import read_time, seconds_since
 
 MOST_REPLICAS = 100_000
@@ -21,21 +21,24 @@ MOST_REPLICAS = 100_000
 
 def with_completed(
     job: AnyJob, shape: Shape, pods: Sequence[PodView]
-) -> tuple[dict[str, str] | None, Sequence[PodView]]:
+) -> tuple[dict[str, str] | None, PodSet]:
     """Return the indexes of the attempt's completed replicas by role, and its pods with those of these replicas.
 
     A completed pod that is gone, or is being removed, is shown as it was. A suspended job starts all of them again.
     """
     if not shape.completes or job.run_policy.suspend:
-        return None, pods
-    leader = next((pod for pod in pods if pod.name == shape.decisive[0]), None)
+        return None, PodSet.of(pods)
+    pods = PodSet.of(pods)
+    leader = pods.named.get(shape.decisive[0])
     complete = {
         pod.name
-        for pod in pods
+        for pod in pods.unusual
         if pod.name in shape.completes and is_complete(pod) and not is_needed_again(pod, leader, shape)
     }
+    if not complete and not job.status.completed_indexes:
+        return None, pods
     indexes = {}
-    shown = {pod.name: pod for pod in pods}
+    shown = dict(pods.named)
     for role, names in shape.roles.items():
         known = set(indexes_in((job.status.completed_indexes or {}).get(role, "")))
         done = [index for index, name in enumerate(names) if name in complete or index in known]
@@ -43,7 +46,7 @@ def with_completed(
             indexes[role] = indexes_text(done)
         for index in done:
             shown[names[index]] = _as_completed(shown.get(names[index]), names[index], role, index, shape)
-    return indexes or None, list(shown.values())
+    return indexes or None, PodSet(shown.values())
 
 
 def completed_without(
@@ -77,8 +80,8 @@ def is_needed_again(pod: PodView, leader: PodView | None, shape: Shape) -> bool:
 
 def with_shown(observed: Sequence[PodView], pods: Sequence[PodView]) -> Sequence[PodView]:
     """Return the observed pods, and those of `pods` that only the status knows: no such pod is created again."""
-    names = {pod.name for pod in observed}
-    return [*observed, *(pod for pod in pods if pod.name not in names)]
+    names = PodSet.of(observed).named
+    return observed if pods is observed else [*observed, *(pod for pod in pods if pod.name not in names)]
 
 
 def _as_completed(pod: PodView | None, name: str, role: str, index: int, shape: Shape) -> PodView:

@@ -27,7 +27,7 @@ from dtj.api.status import (
     ResumedFromStatus,
 )
 from dtj.api.unreadable import AnyJob
-from dtj.status.pods import PodView
+from dtj.status.pods import PodSet, PodView
 from dtj.status.times import written_time
 
 LONGEST_CONDITION = 1024
@@ -135,23 +135,34 @@ _VALUES = tuple(
 # The pods of the present attempt, and their counts by role and state.
 
 
-def present(shape: Shape, pods: Sequence[PodView], attempt: int) -> list[PodView]:
+def present(shape: Shape, pods: Sequence[PodView], attempt: int) -> PodSet:
     """Return the pods of the present attempt. If all pods restart together, pods of removed replicas belong to it."""
+    pods = PodSet.of(pods)
+    if shape.restarts_with is None and pods.attempts == {attempt} == {shape.newest_attempt}:
+        return pods
     others = attempt if shape.restarts_with is None else None
-    return [pod for pod in pods if pod.attempt == shape.attempts.get(pod.name, others)]
+    return PodSet(pod for pod in pods if pod.attempt == shape.attempts.get(pod.name, others))
+
+
+def earlier(shape: Shape, pods: Sequence[PodView], attempt: int) -> PodSet:
+    """Return the pods of attempts before the present one. attempt: that of pods of removed replicas."""
+    pods = PodSet.of(pods)
+    if min(pods.attempts, default=attempt) >= max(attempt, shape.newest_attempt):
+        return PodSet()
+    return PodSet(pod for pod in pods if pod.attempt < shape.attempts.get(pod.name, attempt))
 
 
 def replica_statuses(shape: Shape, pods: Sequence[PodView]) -> dict[str, ReplicaStatus]:
     """Count the pods of each role by state."""
-    statuses = {}
+    statuses, pods = {}, PodSet.of(pods)
     for role, names in shape.roles.items():
-        of_role = [pod for pod in pods if pod.role == role]
+        of_role = [pod for pod in pods.unusual if pod.role == role]
         succeeded = sum(pod.succeeded for pod in of_role)
         failed = sum(not pod.succeeded and (pod.phase == "Failed" or pod.exit is not None) for pod in of_role)
         statuses[role] = ReplicaStatus(
             desired=len(names),
-            active=len(of_role) - succeeded - failed,
-            ready=sum(pod.running and pod.ready for pod in of_role),
+            active=pods.sizes.get(role, 0) - succeeded - failed,
+            ready=pods.sizes.get(role, 0) - sum(not (pod.running and pod.ready) for pod in of_role),
             succeeded=succeeded,
             failed=failed,
         )

@@ -20,7 +20,7 @@ from dtj.api.unreadable import AnyJob
 from dtj.status.clean_up import after_the_end, counted_out, ends_pods, left_over, superseded
 from dtj.status.completed import with_completed, with_shown
 from dtj.status.decision import Decision, PodChanges
-from dtj.status.draft import LONGEST_CONDITION, Draft, present, replica_statuses
+from dtj.status.draft import LONGEST_CONDITION, Draft, earlier, present, replica_statuses
 from dtj.status.failure import Loss, describe
 from dtj.status.failure_policy import (
     REMEDY,
@@ -36,7 +36,7 @@ from dtj.status.force_deletion import describe_ending, with_force_deletion
 from dtj.status.in_place import awaiting_count, count_in_place
 from dtj.status.mpijob import abandoned, mpijob_held, mpijob_loss, of_attempt, released, was_held
 from dtj.status.observed import MpiJob, Observed, obstacle
-from dtj.status.pods import PodView
+from dtj.status.pods import PodSet, PodView
 from dtj.status.progress import look, merge_reports, step_time
 from dtj.status.restart_policy import (
     count_nodes,
@@ -86,12 +86,14 @@ def evaluate(
 
     shape: the plan of the present attempt; None when the job has faults and therefore no plan.
     """
+    pods = PodSet.of(observed.pods)
+    observed = replace(observed, pods=pods)
     decision = _evaluate(job, shape, faults, observed, now)
     # Count out the pods of a finished job that dtj ends itself. The pods of an MPIJob are left to mpi-operator.
     if decision.status.conditions.finished and observed.mpijob is None and ends_pods(job, decision.status):
         decision = replace(decision, status=counted_out(decision.status))
     decision = replace(decision, pods=_pods(job, shape, observed, decision, now))
-    return with_force_deletion(with_state(decision, now), observed.pods, now)
+    return with_force_deletion(with_state(decision, now), pods.unusual, now)
 
 
 def _pods(
@@ -105,7 +107,7 @@ def _pods(
         end = left_over(job, status, pods)
     else:
         end = decision.pods.end | superseded(job, shape, pods)
-    return PodChanges(make, end - {pod.name for pod in pods if pod.deleting})
+    return PodChanges(make, end - {pod.name for pod in PodSet.of(pods).unusual if pod.deleting})
 
 
 def _evaluate(
@@ -157,7 +159,7 @@ def _of_pods(job: AnyJob, shape: Shape, observed: Observed, draft: Draft) -> Dec
     attempt, start = job.attempt, old.start_time or draft.time
     # Count the pods of the attempt, with those that completed and are gone, and take over their reports.
     draft.completed_indexes, pods = with_completed(job, shape, present(shape, observed.pods, attempt))
-    named = {pod.name: pod for pod in pods}
+    named = pods.named
     draft.replica_statuses = replica_statuses(shape, pods)
     merge_reports(draft, shape, observed, named)
     draft.step_time = step_time(draft)
@@ -297,15 +299,12 @@ def _lost(
     return Decision(draft.status(phase=Phase.RESTARTING), look_again=0.0)
 
 
-def _going_on(
-    draft: Draft, shape: Shape, observed: Observed, pods: Sequence[PodView], left: float | None
-) -> Decision:
-    old = draft.job.status
-    named = {pod.name: pod for pod in pods}
+def _going_on(draft: Draft, shape: Shape, observed: Observed, pods: PodSet, left: float | None) -> Decision:
+    old, named = draft.job.status, pods.named
     began = old.all_running_time is not None
     alone = shape.restarts_with is not None
     wait = pause_left(old, draft.now)
-    ending = [pod for pod in observed.pods if pod.attempt < shape.attempts.get(pod.name, old.attempt)]
+    ending = earlier(shape, observed.pods, old.attempt)
     waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
     # A replica that restarts alone waits only for its own old pod, because both pods have the same name.
     begins = wait <= 0 and (alone or not ending)
@@ -323,9 +322,10 @@ def _going_on(
     # The job runs when every needed pod runs. A running attempt keeps its pods: changes of the spec take effect in
     # the next attempt.
     fixed = not alone and is_begun(old, shape.created_last, named)
-    needed = [name for name in shape.needed if not fixed or name in named]
-    if all(map(runs, needed)):
-        done = 0 if alone else sum(named[name].succeeded for name in needed)
+    needed = shape.needed & named.keys() if fixed else shape.needed
+    unusual = [pod for pod in pods.unusual if pod.name in needed]
+    if needed <= named.keys() and all(runs(pod.name) for pod in unusual):
+        done = 0 if alone else sum(pod.succeeded for pod in unusual)
         message = f"all {len(needed)} pods run" if not done else _partly_done(done, len(needed))
         draft.set(ConditionType.RESTARTING, False, Reason.JOB_RUNNING, message)
         if shape.evaluator is not None and not runs(shape.evaluator):

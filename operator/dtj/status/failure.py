@@ -16,7 +16,7 @@ from typing import Any, cast
 from dtj.api.reasons import OperatorFailureClass
 from dtj.api.reported import lines, number, take, text
 from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
-from dtj.status.pods import Exit, PodView
+from dtj.status.pods import Exit, PodSet, PodView
 from dtj.status.times import seconds_since
 from dtj_trainer.contract import EXIT_COMMAND_NOT_FOUND, Termination
 from dtj_trainer.contract.failure_class import FailureClass
@@ -160,7 +160,7 @@ def attempt_loss(
     pods: the pods of the attempt. missing: names of pods that no longer exist. peers: names of the pods whose program
     (mpirun, a TensorFlow chief, each rank of PyTorch) also fails when the program of another pod fails.
     """
-    losses = [loss for pod in pods if (loss := _pod_loss(attempt, pod, peers))]
+    losses = [loss for pod in PodSet.of(pods).unusual if (loss := _pod_loss(attempt, pod, peers))]
     losses += [
         Loss(
             Failure(

@@ -39,7 +39,7 @@ from dtj.status.failure import (
     is_lost,
 )
 from dtj.status.force_deletion import some
-from dtj.status.pods import PodView
+from dtj.status.pods import PodSet, PodView
 from dtj.status.restart_policy import is_begun
 from dtj.status.times import seconds_since
 from dtj_trainer.contract.failure_class import FailureClass
@@ -60,7 +60,7 @@ def pods_loss(
     if shape.restarts_with is not None:
         loss = _replica_loss(attempt, old, shape, pods, gone)
         return loss and _scaled_down(_told_apart(loss, old, shape, draft.now), old)
-    existing = {pod.name for pod in pods}
+    existing = PodSet.of(pods).named
     if (shape.all_or_nothing and existing) or is_begun(old, shape.created_last, existing):
         loss = attempt_loss(attempt, pods, missing, shape.peers)
         return loss and _port_conflict(loss, old)
@@ -100,7 +100,9 @@ def vanished(job: AnyJob, shape: Shape, pods: Sequence[PodView]) -> list[str]:
     The stored status counted such a pod, or a pod of the last stage exists, which is created after all others. The
     operator may not have created all pods of the newest attempts yet, so pods of older attempts come first.
     """
-    attempts, there = shape.attempts, {pod.name for pod in pods}
+    attempts, there = shape.attempts, PodSet.of(pods).named.keys()
+    if attempts.keys() <= there:
+        return []
     if _began_uncounted(job, shape, there):
         earlier = shape.needed - shape.created_last - there
         return [name for name in attempts if name in earlier]

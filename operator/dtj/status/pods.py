@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -130,6 +132,46 @@ class PodView:
     def succeeded(self) -> bool:
         """Return whether the container that trains ended with exit code 0. Sidecars may still run."""
         return self.phase == "Succeeded" or (self.exit is not None and self.exit.code == 0)
+
+    @property
+    def unusual(self) -> bool:
+        """Return whether the pod is in another state than that of training: it runs, is ready, and stays."""
+        return not (self.running and self.ready) or bool(
+            self.disrupted or self.silent or self.ended or self.waiting or self.gates or self.reason
+        )
+
+
+class PodSet(tuple[PodView, ...]):
+    """Pods at one moment, with facts about all of them, each of which is computed once.
+
+    A view returns the same set until one of its pods changes. A pass that a report or a write of the status causes
+    then looks at the unusual pods alone, also in a job of thousands of pods.
+    """
+
+    @classmethod
+    def of(cls, pods: Iterable[PodView]) -> PodSet:
+        """Return the pods as a set: `pods` itself if it is one."""
+        return pods if isinstance(pods, PodSet) else cls(pods)
+
+    @cached_property
+    def unusual(self) -> PodSet:
+        """The pods in another state than that of training."""
+        return PodSet(pod for pod in self if pod.unusual)
+
+    @cached_property
+    def named(self) -> Mapping[str, PodView]:
+        """The pods by name."""
+        return {pod.name: pod for pod in self}
+
+    @cached_property
+    def attempts(self) -> frozenset[int]:
+        """The attempts that the pods are of."""
+        return frozenset(pod.attempt for pod in self)
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """The number of pods of each role."""
+        return Counter(pod.role for pod in self)
 
 
 def view_pod(pod: Mapping[str, Any]) -> PodView:

@@ -172,8 +172,11 @@ def due(job: AnyJob, shape: Shape, pods: Sequence[PodView]) -> frozenset[str]:
 
     pods: all pods of the job. A pod of an earlier attempt keeps its name until it has ended.
     """
+    fixed = shape.restarts_with is None
+    if fixed and job.status.all_running_time is not None:
+        return frozenset()
     named = {pod.name: pod for pod in pods if pod.attempt == shape.attempts.get(pod.name)}
-    if shape.restarts_with is None and is_begun(job.status, shape.created_last, named):
+    if fixed and is_begun(job.status, shape.created_last, named):
         # Pods that a changed spec adds are created in the next attempt.
         return frozenset()
     at_once = shape.next_stage_on_running and not may_restore(job)

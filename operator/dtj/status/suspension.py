@@ -18,7 +18,7 @@ from dtj.status.draft import Draft
 from dtj.status.failure import attempt_loss
 from dtj.status.force_deletion import describe_ending
 from dtj.status.observed import GATED, is_gated
-from dtj.status.pods import PodView
+from dtj.status.pods import PodSet, PodView
 from dtj.status.restart_policy import in_attempt, next_attempt
 from dtj_trainer import contract
 
@@ -33,7 +33,7 @@ def is_suspending(status: JobStatus) -> bool:
 
 def deactivation(shape: Shape, pods: Sequence[PodView]) -> PodView | None:
     """Return a needed pod that Kueue evicts because its Workload was deactivated; None if there is none."""
-    needed = (pod for pod in pods if pod.name in shape.needed)
+    needed = (pod for pod in PodSet.of(pods).unusual if pod.name in shape.needed)
     return next((pod for pod in needed if pod.reason.startswith(_DEACTIVATIONS)), None)
 
 
@@ -160,11 +160,11 @@ def is_queued(job: AnyJob, shape: Shape, pods: Sequence[PodView]) -> bool:
     Pods that are admitted one by one hold quota while others wait. The deadlines then run from the first admission,
     so that startDeadlineSeconds ends a job that holds only a part of its quota.
     """
-    needed = [pod for pod in pods if pod.name in shape.needed]
-    gated = [pod for pod in needed if is_gated(pod)]
+    gated = [pod for pod in PodSet.of(pods).unusual if pod.name in shape.needed and is_gated(pod)]
     if job.run_policy.scheduling_policy.gang is Gang.KUEUE or not gated:
         return bool(gated)
-    return len(gated) == len(needed) and job.status.all_running_time is None
+    needed = sum(pod.name in shape.needed for pod in pods)
+    return len(gated) == needed and job.status.all_running_time is None
 
 
 def group_wait(

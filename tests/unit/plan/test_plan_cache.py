@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dtj.api.job import Job, read_status
+from dtj.api.job import Job, Manifest, read_status
+from dtj.api.status import Restarts
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.plan.plan_cache import PlanCache, weight
@@ -43,7 +44,7 @@ def test_a_plan_is_made_once_while_nothing_that_it_depends_on_changes() -> None:
     assert counted.made == 1
 
 
-def test_another_spec_attempt_label_or_lost_node_is_another_plan() -> None:
+def test_another_spec_attempt_or_label_is_another_plan() -> None:
     counted, first = Counted(), job()
     changed = [
         first,
@@ -51,7 +52,7 @@ def test_another_spec_attempt_label_or_lost_node_is_another_plan() -> None:
         replace(first, labels={"kueue.x-k8s.io/queue-name": "research"}),
         *(
             replace(first, status=first.status.model_copy(update=now))
-            for now in ({"attempt": 2}, {"replica_attempts": {"worker-0": 2}}, {"node_failures": {"a": 5}})
+            for now in ({"attempt": 2}, {"replica_attempts": {"worker-0": 2}})
         ),
         first,
     ]
@@ -59,6 +60,35 @@ def test_another_spec_attempt_label_or_lost_node_is_another_plan() -> None:
     for each in changed:
         assert counted.plan(each) == plan_job(each)
     assert counted.made == len(changed)
+
+
+@pytest.mark.parametrize("now", [{"restarts": Restarts(application=3)}, {"node_failures": {"a": 5}}])
+@pytest.mark.parametrize("spec", [{}, {"strategy": "TorchDistributed"}])
+def test_restarts_and_nodes_change_only_pods_which_are_made_when_they_are_needed(
+    now: dict[str, object], spec: Manifest
+) -> None:
+    artifacts = {"uri": "s3://bucket/jobs", "secretName": "s3"}
+    counted, first = Counted(), job(artifacts=artifacts, **spec)
+    later = replace(first, status=first.status.model_copy(update=now))
+
+    before, after = counted.plan(first), counted.plan(later)
+
+    assert before == after == plan_job(later)
+    assert counted.made == 1
+    assert after.pods == plan_job(later).pods != before.pods
+    assert counted.made == 2
+    assert counted.plan(later) is after
+
+
+def test_an_mpijob_has_its_pods_in_the_plan() -> None:
+    counted = Counted()
+    first = job(horovod={"launcher": "MPIJob"}, artifacts={"uri": "s3://bucket/jobs", "secretName": "s3"})
+    later = replace(first, status=first.status.model_copy(update={"restarts": Restarts(application=3)}))
+
+    counted.plan(first)
+
+    assert counted.plan(later) == plan_job(later)
+    assert counted.made == 2
 
 
 def test_only_the_jobs_that_were_planned_last_are_cached() -> None:

@@ -114,15 +114,17 @@ def test_a_job_is_told_of_what_comes_goes_and_looks_different_and_of_nothing_els
     told = Told()
     told.cache.put(thing("x", "one"))
     assert told.taken() == [A]
+    listed = told.cache.of(A)
     told.cache.put(thing("x", "one", version=2))
     assert told.taken() == []
+    assert told.cache.of(A) is listed
     told.cache.put(thing("x", "two"))
     assert told.taken() == [A]
-    assert told.cache.of(A) == ["x: two"]
+    assert told.cache.of(A) == ("x: two",)
     told.cache.drop("x")
     told.cache.drop("x")
     assert told.taken() == [A]
-    assert (told.cache.of(A), len(told.cache)) == ([], 0)
+    assert (told.cache.of(A), len(told.cache)) == ((), 0)
 
 
 def test_an_object_that_comes_to_another_job_has_left_the_first() -> None:
@@ -130,7 +132,7 @@ def test_an_object_that_comes_to_another_job_has_left_the_first() -> None:
     told.cache.put(thing("x"))
     told.cache.put(thing("x", job="b"))
     assert told.taken() == [A, A, B]
-    assert (told.cache.of(A), told.cache.of(B)) == ([], ["x: "])
+    assert (told.cache.of(A), told.cache.of(B)) == ((), ("x: ",))
 
 
 async def test_what_is_listed_is_known_and_then_each_change() -> None:
@@ -143,7 +145,7 @@ async def test_what_is_listed_is_known_and_then_each_change() -> None:
     script = Script([[thing("x", "one"), thing("y")]], [changes])
     async with following(script, told) as informer:
         assert informer.synced.is_set()
-        assert (told.cache.of(A), told.cache.of(B)) == (["x: two"], ["z: "])
+        assert (told.cache.of(A), told.cache.of(B)) == (("x: two",), ("z: ",))
         assert script.asked == ["list", "10"]
 
 
@@ -179,7 +181,7 @@ async def test_a_cut_watch_goes_on_where_it_was_also_by_a_bookmark() -> None:
     script = Script([[]], watches)
     async with following(script, told):
         assert script.asked == ["list", "10", "11", "20"]
-        assert told.cache.of(A) == ["x: "]
+        assert told.cache.of(A) == ("x: ",)
 
 
 async def test_after_a_gap_what_went_in_it_is_known_to_be_gone_and_its_job_is_told() -> None:
@@ -187,7 +189,7 @@ async def test_after_a_gap_what_went_in_it_is_known_to_be_gone_and_its_job_is_to
     script = Script([[thing("x"), thing("y", job="b")], [thing("x")]], [[TOO_OLD], []])
     async with following(script, told):
         assert script.asked == ["list", "10", "list", "10"]
-        assert (told.cache.of(A), told.cache.of(B)) == (["x: "], [])
+        assert (told.cache.of(A), told.cache.of(B)) == (("x: ",), ())
         assert told.taken() == [A, B, B]
 
 
@@ -196,7 +198,7 @@ async def test_a_list_of_one_namespace_says_nothing_of_another() -> None:
     told.cache.put(thing("theirs", namespace="other"))
     script = Script([[thing("x")]], [[]])
     async with following(script, told, "ml"):
-        assert told.cache.of(("other", "a")) == ["theirs: "]
+        assert told.cache.of(("other", "a")) == ("theirs: ",)
 
 
 async def test_a_list_that_breaks_off_is_begun_anew_and_drops_nothing() -> None:
@@ -290,7 +292,7 @@ async def test_an_object_that_nobody_can_read_stops_nothing(caplog: pytest.LogCa
     script = Script([[thing("odder", "nonsense")]], [changes])
     with caplog.at_level(logging.ERROR):
         async with following(script, told):
-            assert told.cache.of(A) == ["x: "]
+            assert told.cache.of(A) == ("x: ",)
     assert "Thing ml/odd can't be read" in caplog.text
     assert "Thing ml/odder can't be read" in caplog.text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import is_not
 from types import MappingProxyType
 from typing import Any
 
@@ -33,6 +34,8 @@ class FakeView:
         self._objects: dict[Name, Manifest] = {}
         self._pods: dict[Name, OwnedPod] = {}
         """Views of pods since their last change, because the operator's cache also reads each change once."""
+        self._listed: dict[Key, list[OwnedPod]] = {}
+        """What `pods` returned last."""
         self._seen: dict[str, int] = {}
 
     def deliver(
@@ -91,7 +94,11 @@ class FakeView:
         ]
 
     def pods(self, key: Key) -> Sequence[OwnedPod]:
-        return [self._pod(name_of(pod), pod) for pod in self._children("Pod", key)]
+        pods = [self._pod(name_of(pod), pod) for pod in self._children("Pod", key)]
+        before = self._listed.get(key, [])
+        if len(before) != len(pods) or any(map(is_not, before, pods)):
+            self._listed[key] = pods
+        return self._listed.get(key, before)
 
     def _pod(self, name: Name, pod: Manifest) -> OwnedPod:
         if name not in self._pods:
