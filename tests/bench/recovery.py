@@ -1,7 +1,10 @@
 """`python -m tests.bench.recovery`: seconds from the SIGKILL of a rank to its next step, by how ranks start again.
 
 Each kind is a `dtj run` of a program that knows nothing of dtj. The kinds alternate, and the seed draws the ranks.
-The floor is the same program in two interpreters that have imported everything and wait, without dtj.
+The floor is the same program in two interpreters that have imported everything and wait, without dtj. torchrun starts
+the same program anew by itself, without dtj either.
+
+Then: the steps a second of a program that never pauses, with and without waiting interpreters.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -29,11 +33,15 @@ from tests.bench.machine import machine
 from tests.bench.targets import Target, verdicts
 
 NEW_PODS, COLD, SPARE, FLOOR = "new pods", "in place, cold", "in place, spare", "floor"
+SOON, TORCHRUN = "in place, killed soon", "torchrun"
 POLICIES = {
     NEW_PODS: {"restartStrategy": "Recreate"},
     COLD: {"restartStrategy": "InPlaceRestart", "warmSpare": "Never"},
     SPARE: {"restartStrategy": "InPlaceRestart", "warmSpare": "Auto"},
+    # The kill does not wait until the spares are ready, but for a checkpoint alone.
+    SOON: {"restartStrategy": "InPlaceRestart", "warmSpare": "Auto"},
 }
+WITHOUT_DTJ = (FLOOR, TORCHRUN)
 PROGRAM = str(Path(__file__).with_name("recovery_program.py"))
 BY = {"TorchDistributed": "ddp", "Horovod": "horovod"}
 """What the program trains by, for each strategy."""
@@ -42,8 +50,12 @@ TARGETS = tuple(
     Target(f"{strategy}/{kind}/new-pods", f"{strategy}, {kind}/{NEW_PODS}", bound, of_a_ratio=True)
     for strategy, spare in OF_NEW_PODS.items()
     for kind, bound in ((SPARE, spare), (COLD, 0.4))
+) + tuple(
+    Target(f"{strategy}/steps a second", f"{strategy}, steps with spares/without", 0.99, True, True)
+    for strategy in BY
 )
 WORKERS = 2
+WITHOUT_PAUSE = {"STEP_SECONDS": "0", "SAVES_EVERY": "3000"}
 _LOOKS_SECONDS = 0.01
 _LONGEST_SECONDS = 180.0
 _COMPLETE_SECONDS = 3.0
@@ -102,7 +114,9 @@ class Steps:
 
 
 @contextlib.contextmanager
-def run_of(strategy: str, kind: str, folder: Path) -> Iterator[tuple[Steps, Callable[[], bool]]]:
+def run_of(
+    strategy: str, kind: str, folder: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[Steps, Callable[[], bool]]]:
     """Run a job of one kind; yield its steps, and whether the next failure may be treated as the kind says."""
     steps = Steps(folder / "steps.jsonl")
     name = "recovery"
@@ -114,7 +128,10 @@ def run_of(strategy: str, kind: str, folder: Path) -> Iterator[tuple[Steps, Call
             "strategy": strategy,
             "image": "any",
             "command": ["python", PROGRAM, BY[strategy], "/dtj/checkpoints", str(steps.file)],
-            "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+            "env": [
+                {"name": name, "value": value}
+                for name, value in {"OMP_NUM_THREADS": "1", **environment}.items()
+            ],
             "replicaSpecs": {"worker": {"replicas": WORKERS}},
             "runPolicy": {"backoffLimit": 1000, **POLICIES[kind]},
         },
@@ -127,12 +144,9 @@ def run_of(strategy: str, kind: str, folder: Path) -> Iterator[tuple[Steps, Call
     def ready() -> bool:
         """Whether there is a checkpoint that no restart began with, and all spares have imported."""
         nonlocal began
-        files = [*home.glob("**/checkpoints/step-*.pt")]
-        with contextlib.suppress(FileNotFoundError):
-            complete = any(began < each.stat().st_mtime < time.time() - _COMPLETE_SECONDS for each in files)
-            if complete and (kind != SPARE or spares(folder) == WORKERS):
-                began = time.time()
-                return True
+        if has_saved(home, began) and (kind != SPARE or spares(folder) == WORKERS):
+            began = time.time()
+            return True
         return False
 
     with (folder / "output").open("wb") as output:
@@ -149,6 +163,14 @@ def run_of(strategy: str, kind: str, folder: Path) -> Iterator[tuple[Steps, Call
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
+
+
+def has_saved(folder: Path, began: float) -> bool:
+    """Return whether the program has saved a checkpoint since then, which counts."""
+    with contextlib.suppress(FileNotFoundError):
+        times = [each.stat().st_mtime for each in folder.glob("**/checkpoints/step-*.pt")]
+        return any(began < saved < time.time() - _COMPLETE_SECONDS for saved in times)
+    return False
 
 
 def spares(folder: Path) -> int:
@@ -224,9 +246,39 @@ def floor(folder: Path) -> Iterator[Callable[[], float]]:
             each.wait()
 
 
+@contextlib.contextmanager
+def torchrun(folder: Path, draw: random.Random) -> Iterator[Callable[[], float]]:
+    """Yield what kills a rank that torchrun has started, and returns the seconds to its next step."""
+    steps, began = Steps(folder / "steps.jsonl"), time.time()
+    (folder / "checkpoints").mkdir()
+    words = ["--standalone", f"--nproc-per-node={WORKERS}", "--max-restarts=1000", PROGRAM]
+    words += [BY["TorchDistributed"], str(folder / "checkpoints"), str(steps.file)]
+
+    def kill() -> float:
+        nonlocal began
+        until(lambda: has_saved(folder, began), "torchrun: a new checkpoint")
+        began = time.time()
+        return steps.kill(draw.randrange(WORKERS))
+
+    with subprocess.Popen(
+        [Path(sys.executable).with_name("torchrun"), *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            until(lambda: len(steps.pids()) == WORKERS, "the first steps")
+            yield kill
+        finally:
+            process.terminate()
+
+
 def measured(strategy: str, kind: str, kills: int, draw: random.Random) -> list[float]:
     """Return the seconds of some kills in one run."""
     with tempfile.TemporaryDirectory() as place:
+        if kind == TORCHRUN:
+            with torchrun(Path(place), draw) as kill:
+                return [kill() for _ in range(kills)]
         if kind == FLOOR:
             with floor(Path(place)) as kill:
                 return [kill() for _ in range(kills)]
@@ -245,13 +297,28 @@ def repeated(strategy: str, kind: str, kills: int, draw: random.Random) -> list[
     return measured(strategy, kind, kills, draw)
 
 
+def steps_a_second(strategy: str, kind: str, seconds: float) -> float:
+    """Return the steps of a program that never pauses, once its spares have imported."""
+    with (
+        tempfile.TemporaryDirectory() as place,
+        run_of(strategy, kind, Path(place), WITHOUT_PAUSE) as (steps, ready),
+    ):
+        until(ready, f"{kind}: a new checkpoint")
+        begin, end = time.time(), time.time() + seconds
+        time.sleep(seconds + 1)
+        made = [each for each in steps.read() if each["rank"] == 0 and begin <= each["time"] < end]
+        return len(made) / seconds
+
+
 def main() -> int:
     """Print each strategy's medians and verdicts; 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=10, help="of each kind")
     parser.add_argument("--kills-of-a-run", type=int, default=5)
     parser.add_argument("--strategies", nargs="+", choices=BY, default=[*BY])
-    parser.add_argument("--kinds", nargs="+", choices=(*POLICIES, FLOOR), default=[*POLICIES, FLOOR])
+    parser.add_argument("--kinds", nargs="+", choices=(*POLICIES, *WITHOUT_DTJ))
+    parser.add_argument("--pairs", type=int, default=5, help="of measurements of the steps a second")
+    parser.add_argument("--pair-seconds", type=float, default=20)
     parser.add_argument("--seed", type=int, default=46)
     given = parser.parse_args()
     print(machine(), flush=True)
@@ -259,8 +326,8 @@ def main() -> int:
     took: dict[str, list[float]] = {}
     for _ in range(given.kills // given.kills_of_a_run):
         for strategy in given.strategies:
-            for kind in given.kinds:
-                if kind != FLOOR or strategy == "TorchDistributed":
+            for kind in given.kinds or (*POLICIES, *WITHOUT_DTJ):
+                if kind not in WITHOUT_DTJ or strategy == "TorchDistributed":
                     new = repeated(strategy, kind, given.kills_of_a_run, draw)
                     took.setdefault(f"{strategy}, {kind}", []).extend(new)
                     print(f"{strategy}, {kind}:", *(f"{each:.2f}" for each in new), flush=True)
@@ -273,10 +340,20 @@ def main() -> int:
     ratios = {
         f"{strategy}, {kind}/{NEW_PODS}": figures[f"{strategy}, {kind}"] / figures[f"{strategy}, {NEW_PODS}"]
         for strategy in given.strategies
-        for kind in (COLD, SPARE, FLOOR)
+        for kind in (COLD, SPARE, SOON, *WITHOUT_DTJ)
         if {f"{strategy}, {kind}", f"{strategy}, {NEW_PODS}"} <= figures.keys()
     }
     print(table(columns))
+    for strategy in given.strategies if given.pairs else ():
+        pairs = [
+            {kind: steps_a_second(strategy, kind, given.pair_seconds) for kind in kinds}
+            for _ in range(given.pairs)
+            for kinds in [draw.sample([COLD, SPARE], 2)]
+        ]
+        ratio = statistics.median(pair[SPARE] / pair[COLD] for pair in pairs)
+        ratios[f"{strategy}, steps with spares/without"] = ratio
+        told = (f"{pair[SPARE]:.0f} with spares, {pair[COLD]:.0f} without" for pair in pairs)
+        print(f"{strategy}, steps a second:", "; ".join(told), flush=True)
     lines = verdicts(TARGETS, ratios)
     print(*lines, sep="\n")
     return int(any(line.endswith("missed") for line in lines))

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-SAVES_EVERY, STEP_SECONDS = 100, 0.02
+SAVES_EVERY = int(os.environ.get("SAVES_EVERY", "100"))
+STEP_SECONDS = float(os.environ.get("STEP_SECONDS", "0.02"))
 
 
 def main(by: str, checkpoints: Path, steps: Path, more: int = sys.maxsize) -> None:
