@@ -44,8 +44,10 @@ def test_a_program_that_always_fails_ends_the_job_with_its_reason(namespace: Nam
         )
     )
     status = job.wait(180, "Failed")
-    assert status["restarts"] == {"application": 1, "inPlace": 1, "infrastructure": 0}
-    assert status["attempt"] == 1
+    restarts = status["restarts"]
+    assert restarts["application"] == 1
+    # The program may fail before all agents have joined. The pods are new then.
+    assert status["attempt"] == 2 - restarts.get("inPlace", 0)
     assert status["failure"]["exitCode"] == 7
     assert "no such column: label" in status["failure"]["lastLogLines"]
     assert job.condition("Failed")["reason"] == "BackoffLimitExceeded"
