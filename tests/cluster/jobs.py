@@ -183,6 +183,10 @@ class Job:
         """Its pods."""
         return self.namespace.list("pods", f"dtj.dev/job={self.name}")
 
+    def uids(self) -> dict[str, str]:
+        """The uids of its pods, by name."""
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods()}
+
     def tell(self, replica: str, what: str) -> None:
         """Make /dtj/run/WHAT in a replica such as `worker-0`, for which the replica's program waits."""
         self.namespace.kubectl("exec", f"{self.name}-{replica}", "--", "touch", f"/dtj/run/{what}")

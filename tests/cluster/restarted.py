@@ -70,8 +70,3 @@ def begun(job: Job, attempt: int = 1, rank: int = 0) -> list[int]:
     """The steps after which the processes of a rank began, by its log in the bucket."""
     log = job.artifacts().read(f"logs/attempt-{attempt}/rank-{rank}.log").decode()
     return [int(step) for step in re.findall(f"rank {rank} begins after step ([0-9]+)", log)]
-
-
-def uids(job: Job) -> set[str]:
-    """Of the job's pods."""
-    return {pod["metadata"]["uid"] for pod in job.pods()}

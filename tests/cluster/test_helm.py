@@ -31,7 +31,6 @@ KINDS = (
 JOBS = "distributedtrainingjobs"
 OWN_LEASE = {("create", "leases"), ("get", "leases/dtj-operator"), ("update", "leases/dtj-operator")}
 LEFT = {"lease.coordination.k8s.io/dtj-operator"}
-Uids = dict[str, str]
 STEPS = {"fashion-mnist": 5000, "fashion-mnist-ps": 400}
 
 
@@ -129,7 +128,7 @@ def test_users_and_viewers_of_jobs_may_do_what_their_roles_say(
 
 
 def test_jobs_live_through_an_upgrade(release: Release, jobs: list[Job], tmp_path: Path) -> None:
-    running, old = {job.name: uids(job) for job in jobs}, set(release.pods())
+    running, old = {job.name: job.uids() for job in jobs}, set(release.pods())
 
     release.upgrade(chart_copy(tmp_path), logLevel="DEBUG")
 
@@ -140,15 +139,15 @@ def test_jobs_live_through_an_upgrade(release: Release, jobs: list[Job], tmp_pat
         )
         assert f"dtj-operator-{VERSION}" in labels
     jobs[0].wait_for_step(int(jobs[0].status["progress"]["step"]) + 5)
-    assert uids(jobs[0]) == running[jobs[0].name]
-    assert uids(jobs[1]).items() <= running[jobs[1].name].items(), "ps and workers go when the chief is done"
+    assert jobs[0].uids() == running[jobs[0].name]
+    assert jobs[1].uids().items() <= running[jobs[1].name].items(), "ps and workers go when the chief is done"
 
 
 def test_jobs_live_through_an_uninstallation_and_end_by_a_release_for_their_namespace(
     release: Release, jobs: list[Job], namespace: Namespace, installer: str, tmp_path: Path
 ) -> None:
     home, elsewhere = jobs[0].namespace, namespace
-    running = uids(jobs[0])
+    running = jobs[0].uids()
 
     release.uninstall()
 
@@ -156,7 +155,7 @@ def test_jobs_live_through_an_uninstallation_and_end_by_a_release_for_their_name
     assert kubectl("get", CRD, "--output=name").strip() == CRD
     trained = reported_step(jobs[0])
     until("the training to go on", lambda: reported_step(jobs[0]) > trained, 30)
-    assert uids(jobs[0]) == running
+    assert jobs[0].uids() == running
     jobs[0].tell("worker-0", "hurry")
 
     outsider = elsewhere.apply(stub("outsider", "--steps=1"))
@@ -167,18 +166,13 @@ def test_jobs_live_through_an_uninstallation_and_end_by_a_release_for_their_name
         assert job.wait(300)["restarts"] == {"application": 0, "infrastructure": 0}
     for job in jobs:
         assert job.artifacts().stub_steps_are_complete(STEPS[job.name])
-    assert uids(jobs[0]).items() <= running.items()
+    assert jobs[0].uids().items() <= running.items()
     assert outsider.status == {}
 
     assert granted(own.operator, release.namespace) == OWN_LEASE
     assert ("create", "pods") in granted(own.operator, home.name)
     assert granted(own.operator, elsewhere.name) == set()
     assert not [made["kind"] for made in own.objects() if "namespace" not in made["metadata"]]
-
-
-def uids(job: Job) -> Uids:
-    """The job's pods."""
-    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in job.pods()}
 
 
 def reported_step(job: Job) -> int:

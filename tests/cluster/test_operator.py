@@ -38,7 +38,7 @@ def test_a_killed_leader_is_replaced_and_no_pod_is_made_twice(namespace: Namespa
     until("two replicas", two_replicas, 60)
     early = namespace.apply(stub("early", "--steps=6000"))
     early.wait(120, "Running")
-    uids = {pod["metadata"]["uid"] for pod in early.pods()}
+    uids = early.uids()
     before = holder()
 
     kill(leader())
@@ -50,7 +50,7 @@ def test_a_killed_leader_is_replaced_and_no_pod_is_made_twice(namespace: Namespa
     print(f"replaced, and at work, after {time.monotonic() - killed:.1f} s")
     late.wait(240)
     assert early.hurry_to_the_end()["restarts"] == {"application": 0, "infrastructure": 0}
-    assert {pod["metadata"]["uid"] for pod in early.pods()} <= uids
+    assert early.uids().items() <= uids.items()
     # Both ended under the new leader; only one of them also started under it.
     how = {"result": "succeeded", "reason": "JobSucceeded"}
     until("both to be counted", lambda: told(namespace, "dtj_jobs_finished_total", **how) == 2, 10)

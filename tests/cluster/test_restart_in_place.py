@@ -15,7 +15,6 @@ from tests.cluster.restarted import (
     bring_script,
     job_of,
     kill_rank,
-    uids,
     wait_for_step,
 )
 
@@ -24,12 +23,11 @@ pytestmark = pytest.mark.cluster
 
 def test_killed_ranks_train_again_in_their_pods(namespace: Namespace) -> None:
     bring_script(namespace)
-    policy = {"restartStrategy": "InPlaceRestart"}
-    jobs = [namespace.apply(job_of(strategy, runPolicy=policy)) for strategy in STRATEGIES]
+    jobs = [namespace.apply(job_of(strategy)) for strategy in STRATEGIES]
     born = {}
     for job in jobs:
         wait_for_step(job)
-        born[job.name] = uids(job)
+        born[job.name] = job.uids()
         kill_rank(job)
     for job in jobs:
         status = job.wait(240)
@@ -39,7 +37,7 @@ def test_killed_ranks_train_again_in_their_pods(namespace: Namespace) -> None:
         assert again % SAVES_EVERY == 0, "the step of a checkpoint"
         assert status["restarts"] == {"application": 1, "inPlace": 1, "infrastructure": 0}
         assert status["attempt"] == 1
-        assert uids(job) == born[job.name]
+        assert job.uids() == born[job.name]
         (event,) = job.wait_for_event("RestartedInPlace")
         assert "rank 1" in event["message"]
         assert "SIGKILL" in event["message"]

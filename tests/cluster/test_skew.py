@@ -24,7 +24,6 @@ from tests.cluster.restarted import (
     job_of,
     kill_rank,
     steps_of,
-    uids,
     wait_for_step,
 )
 from tests.cluster.switches import is_kind
@@ -90,20 +89,20 @@ def started(namespace: Namespace, *manifests: Manifest) -> list[Job]:
     return jobs
 
 
-def ends_with_new_pods(job: Job, before: set[str]) -> None:
+def ends_with_new_pods(job: Job, before: dict[str, str]) -> None:
     """The job succeeds from a checkpoint, in pods of a second attempt."""
     status = job.wait(300)
     assert status["attempt"] == 2, job.story()
     assert status["restarts"] == {"application": 1, "infrastructure": 0}, job.story()
-    assert not uids(job) & before
+    assert {*job.uids().values()}.isdisjoint(before.values())
     (again,) = begun(job, attempt=2)
     assert again > 0 == again % SAVES_EVERY
 
 
-def ends_in_place(job: Job, before: set[str]) -> None:
+def ends_in_place(job: Job, before: dict[str, str]) -> None:
     """The job succeeds from a checkpoint, in the same pods."""
     job.wait(300)
-    assert uids(job) == before, job.story()
+    assert job.uids() == before, job.story()
     first, again = begun(job)
     assert first == 0 < again
     assert again % SAVES_EVERY == 0
@@ -114,7 +113,7 @@ def test_pods_of_the_earlier_image_are_recreated(
     namespace: Namespace, earlier: Version, strategy: str
 ) -> None:
     (job,) = started(namespace, job_of(strategy, image=earlier.trainer, runPolicy=IN_PLACE))
-    before = uids(job)
+    before = job.uids()
     kill_rank(job)
     ends_with_new_pods(job, before)
 
@@ -131,7 +130,7 @@ def test_pods_of_a_job_with_both_images_are_recreated(
         "template": {"spec": {"containers": [{"name": "trainer", "image": launcher.trainer}]}}
     }
     (job,) = started(namespace, manifest)
-    before = uids(job)
+    before = job.uids()
     kill_rank(job)
     ends_with_new_pods(job, before)
 
@@ -141,7 +140,7 @@ def test_this_image_under_the_earlier_operator_has_new_pods(
 ) -> None:
     earlier.operate()
     jobs = started(namespace, *(job_of(strategy, image=operated.trainer) for strategy in STRATEGIES))
-    before = {job: uids(job) for job in jobs}
+    before = {job: job.uids() for job in jobs}
     for job in jobs:
         kill_rank(job)
     for job in jobs:
@@ -153,12 +152,12 @@ def test_upgrade_and_rollback_touch_no_pod_of_a_job_that_began_before(
 ) -> None:
     earlier.operate()
     jobs = started(namespace, *(job_of(strategy) for strategy in STRATEGIES))
-    before = {job: uids(job) for job in jobs}
+    before = {job: job.uids() for job in jobs}
     for version in (operated, earlier, operated):
         version.operate()
         for job in jobs:
             wait_for_step(job, steps_of(job, 1)[-1]["step"] + SAVES_EVERY)
-            assert uids(job) == before[job], f"{version.tag}: {job.story()}"
+            assert job.uids() == before[job], f"{version.tag}: {job.story()}"
     for job in jobs:
         kill_rank(job)
     for job in jobs:
@@ -172,7 +171,7 @@ def test_ranks_restart_in_place_after_a_rollback(
     """The agents restart the ranks, whichever operator there is; the next one counts the restart."""
     more = 3000 if upgraded_again else SAVES_EVERY
     jobs = started(namespace, *(job_of(strategy, more, runPolicy=IN_PLACE) for strategy in STRATEGIES))
-    before = {job: uids(job) for job in jobs}
+    before = {job: job.uids() for job in jobs}
     earlier.operate()
     for job in jobs:
         kill_rank(job)

@@ -354,7 +354,7 @@ class JobStatus(ApiModel):
     start_time: Time | None = None
     """When the operator took up the job, or when the job was last resumed; none while the job is suspended."""
     all_running_time: Time | None = None
-    """When all ranks ran for the first time. If each attempt starts all ranks: in the present attempt."""
+    """When all ranks ran for the first time: in the present attempt, if each attempt starts all ranks."""
     retry_time: Time | None = None
     """When the pause before the last restart ended. runPolicy.startDeadlineSeconds counts from this time, also over
     retries that the cluster ended before all replicas ran."""
