@@ -118,7 +118,7 @@ test-tracking-cluster: $(VENV)  ## the same server beside a real cluster, and a 
 	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- --capture=no -m trackers tests/cluster
 
 # FUZZ="--jobs 1000 --seed 7", or FUZZ="--seed 7 --only 123" for one job of a run.
-fuzz: $(VENV)  ## 50,000 random jobs through webhook, job file, plan and reconciler; half an hour
+fuzz: $(VENV)  ## 50,000 random jobs through webhook, job file, plan and reconciler; an hour
 	@$(PY) -m tests.fuzz $(FUZZ)
 
 # FROM=COMMIT, the version that is upgraded and rolled back to.
@@ -188,7 +188,7 @@ bench-output: $(VENV)  ## the agent's CPU for 1 GB of output, with and without r
 bench-rounds: $(VENV)  ## what a restart in place costs the coordinator (5,000 agents beside 1,000) and the operator (beside new pods); minutes
 	@$(PY) -m tests.bench.rounds
 
-bench-recovery: $(VENV)  ## from the SIGKILL of a rank to its next step: new pods, restarts in place, two waiting interpreters without dtj; half an hour
+bench-recovery: $(VENV)  ## from the SIGKILL of a rank to its next step: new pods, restarts in place, two waiting interpreters without dtj; an hour
 	@$(PY) -m tests.bench.recovery
 
 bench-spares: $(VENV)  ## kill of a bare PyTorch script's ranks to their next step, by new processes and by warm spares; a minute

@@ -1,8 +1,7 @@
 """`python -m tests.bench.recovery`: seconds from the SIGKILL of a rank to its next step, by how ranks start again.
 
 Each kind is a `dtj run` of a program that knows nothing of dtj. The kinds alternate, and the seed draws the ranks.
-The floor is the same program in two interpreters that have imported everything and wait, without dtj. torchrun starts
-the same program anew by itself, without dtj either.
+The floor is the same program in two interpreters that have imported everything and wait, without dtj.
 
 Then: the steps a second of a program that never pauses, with and without waiting interpreters.
 """
@@ -33,7 +32,7 @@ from tests.bench.machine import machine
 from tests.bench.targets import Target, verdicts
 
 NEW_PODS, COLD, SPARE, FLOOR = "new pods", "in place, cold", "in place, spare", "floor"
-SOON, TORCHRUN = "in place, killed soon", "torchrun"
+SOON = "in place, killed soon"
 POLICIES = {
     NEW_PODS: {"restartStrategy": "Recreate"},
     COLD: {"restartStrategy": "InPlaceRestart", "warmSpare": "Never"},
@@ -41,10 +40,19 @@ POLICIES = {
     # The kill does not wait until the spares are ready, but for a checkpoint alone.
     SOON: {"restartStrategy": "InPlaceRestart", "warmSpare": "Auto"},
 }
-WITHOUT_DTJ = (FLOOR, TORCHRUN)
 PROGRAM = str(Path(__file__).with_name("recovery_program.py"))
-BY = {"TorchDistributed": "ddp", "Horovod": "horovod"}
-"""What the program trains by, for each strategy."""
+PROGRAMS = {
+    "TorchDistributed": ("TorchDistributed", ["python", PROGRAM, "ddp"]),
+    "Horovod": ("Horovod", ["python", PROGRAM, "horovod"]),
+    "torchrun": ("TorchDistributed", ["torchrun", PROGRAM, "ddp"]),
+}
+"""The strategy and the command of each program."""
+KINDS = {
+    "TorchDistributed": (*POLICIES, FLOOR),
+    "Horovod": tuple(POLICIES),
+    "torchrun": (NEW_PODS, COLD),
+}
+"""torchrun starts the ranks, so that no spare of dtj can."""
 OF_NEW_PODS = {"TorchDistributed": 0.10, "Horovod": 0.15}
 TARGETS = tuple(
     Target(f"{strategy}/{kind}/new-pods", f"{strategy}, {kind}/{NEW_PODS}", bound, of_a_ratio=True)
@@ -52,7 +60,7 @@ TARGETS = tuple(
     for kind, bound in ((SPARE, spare), (COLD, 0.4))
 ) + tuple(
     Target(f"{strategy}/steps a second", f"{strategy}, steps with spares/without", 0.99, True, True)
-    for strategy in BY
+    for strategy in OF_NEW_PODS
 )
 WORKERS = 2
 WITHOUT_PAUSE = {"STEP_SECONDS": "0", "SAVES_EVERY": "3000"}
@@ -115,11 +123,12 @@ class Steps:
 
 @contextlib.contextmanager
 def run_of(
-    strategy: str, kind: str, folder: Path, environment: Mapping[str, str] = MappingProxyType({})
+    program: str, kind: str, folder: Path, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[tuple[Steps, Callable[[], bool]]]:
     """Run a job of one kind; yield its steps, and whether the next failure may be treated as the kind says."""
     steps = Steps(folder / "steps.jsonl")
     name = "recovery"
+    strategy, command = PROGRAMS[program]
     job = {
         "apiVersion": "dtj.dev/v1alpha1",
         "kind": "DistributedTrainingJob",
@@ -127,7 +136,7 @@ def run_of(
         "spec": {
             "strategy": strategy,
             "image": "any",
-            "command": ["python", PROGRAM, BY[strategy], "/dtj/checkpoints", str(steps.file)],
+            "command": [*command, "/dtj/checkpoints", str(steps.file)],
             "env": [
                 {"name": name, "value": value}
                 for name, value in {"OMP_NUM_THREADS": "1", **environment}.items()
@@ -144,7 +153,7 @@ def run_of(
     def ready() -> bool:
         """Whether there is a checkpoint that no restart began with, and all spares have imported."""
         nonlocal began
-        if has_saved(home, began) and (kind != SPARE or spares(folder) == WORKERS):
+        if has_saved(home, began) and (kind != SPARE or len(spares(folder)) == WORKERS):
             began = time.time()
             return True
         return False
@@ -173,9 +182,15 @@ def has_saved(folder: Path, began: float) -> bool:
     return False
 
 
-def spares(folder: Path) -> int:
-    """Return how many spares of the run in a folder wait with all imports done: without a thread at idle priority."""
-    found = 0
+def processor_seconds(pid: int) -> float:
+    """Return the processor seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def spares(folder: Path) -> list[int]:
+    """Return the spares of the run in a folder that wait with all imports done: without a thread at idle priority."""
+    found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (process / "cmdline").read_bytes()
@@ -187,7 +202,8 @@ def spares(folder: Path) -> int:
                 threads = [int(each.name) for each in (process / "task").iterdir()]
                 resident = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
                 idle = any(os.sched_getscheduler(each) == os.SCHED_IDLE for each in threads)
-                found += resident > _IMPORTED_BYTES and not idle
+                if resident > _IMPORTED_BYTES and not idle:
+                    found.append(pid)
     return found
 
 
@@ -218,7 +234,7 @@ def floor(folder: Path) -> Iterator[Callable[[], float]]:
     def begin() -> None:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(next(ports)), "WORLD_SIZE": str(WORKERS)}
         for rank, each in enumerate(waiting):
-            words = [PROGRAM, BY["TorchDistributed"], str(folder / "checkpoints"), str(steps.file)]
+            words = [PROGRAM, "ddp", str(folder / "checkpoints"), str(steps.file)]
             assert each.stdin is not None
             each.stdin.write(json.dumps({"environment": {**place, "RANK": str(rank)}, "words": words}) + "\n")
             each.stdin.flush()
@@ -246,43 +262,13 @@ def floor(folder: Path) -> Iterator[Callable[[], float]]:
             each.wait()
 
 
-@contextlib.contextmanager
-def torchrun(folder: Path, draw: random.Random) -> Iterator[Callable[[], float]]:
-    """Yield what kills a rank that torchrun has started, and returns the seconds to its next step."""
-    steps, began = Steps(folder / "steps.jsonl"), time.time()
-    (folder / "checkpoints").mkdir()
-    words = ["--standalone", f"--nproc-per-node={WORKERS}", "--max-restarts=1000", PROGRAM]
-    words += [BY["TorchDistributed"], str(folder / "checkpoints"), str(steps.file)]
-
-    def kill() -> float:
-        nonlocal began
-        until(lambda: has_saved(folder, began), "torchrun: a new checkpoint")
-        began = time.time()
-        return steps.kill(draw.randrange(WORKERS))
-
-    with subprocess.Popen(
-        [Path(sys.executable).with_name("torchrun"), *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        try:
-            until(lambda: len(steps.pids()) == WORKERS, "the first steps")
-            yield kill
-        finally:
-            process.terminate()
-
-
-def measured(strategy: str, kind: str, kills: int, draw: random.Random) -> list[float]:
+def measured(program: str, kind: str, kills: int, draw: random.Random) -> list[float]:
     """Return the seconds of some kills in one run."""
     with tempfile.TemporaryDirectory() as place:
-        if kind == TORCHRUN:
-            with torchrun(Path(place), draw) as kill:
-                return [kill() for _ in range(kills)]
         if kind == FLOOR:
             with floor(Path(place)) as kill:
                 return [kill() for _ in range(kills)]
-        with run_of(strategy, kind, Path(place)) as (steps, ready):
+        with run_of(program, kind, Path(place)) as (steps, ready):
             took = []
             for _ in range(kills):
                 until(ready, f"{kind}: a new checkpoint")
@@ -290,33 +276,39 @@ def measured(strategy: str, kind: str, kills: int, draw: random.Random) -> list[
             return took
 
 
-def repeated(strategy: str, kind: str, kills: int, draw: random.Random) -> list[float]:
+def repeated(program: str, kind: str, kills: int, draw: random.Random) -> list[float]:
     """Return the seconds of some kills. New pods wait longer after each failure of a job: measure first failures."""
     if kind == NEW_PODS:
-        return [took for _ in range(kills) for took in measured(strategy, kind, 1, draw)]
-    return measured(strategy, kind, kills, draw)
+        return [took for _ in range(kills) for took in measured(program, kind, 1, draw)]
+    return measured(program, kind, kills, draw)
 
 
-def steps_a_second(strategy: str, kind: str, seconds: float) -> float:
-    """Return the steps of a program that never pauses, once its spares have imported."""
+def steps_a_second(program: str, kind: str, seconds: float) -> tuple[float, float]:
+    """Return the steps a second of a program that never pauses, once its spares have imported, and the processor
+    seconds that the spares take meanwhile.
+    """
     with (
         tempfile.TemporaryDirectory() as place,
-        run_of(strategy, kind, Path(place), WITHOUT_PAUSE) as (steps, ready),
+        run_of(program, kind, Path(place), WITHOUT_PAUSE) as (steps, ready),
     ):
         until(ready, f"{kind}: a new checkpoint")
+        waiting = spares(Path(place))
         begin, end = time.time(), time.time() + seconds
-        time.sleep(seconds + 1)
+        took = -sum(map(processor_seconds, waiting))
+        time.sleep(seconds)
+        took += sum(map(processor_seconds, waiting))
+        time.sleep(1)
         made = [each for each in steps.read() if each["rank"] == 0 and begin <= each["time"] < end]
-        return len(made) / seconds
+        return len(made) / seconds, took
 
 
 def main() -> int:
-    """Print each strategy's medians and verdicts; 1 if a target is missed."""
+    """Print each program's medians and verdicts; 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=10, help="of each kind")
     parser.add_argument("--kills-of-a-run", type=int, default=5)
-    parser.add_argument("--strategies", nargs="+", choices=BY, default=[*BY])
-    parser.add_argument("--kinds", nargs="+", choices=(*POLICIES, *WITHOUT_DTJ))
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=[*PROGRAMS])
+    parser.add_argument("--kinds", nargs="+", choices=(*POLICIES, FLOOR), default=[*POLICIES, FLOOR])
     parser.add_argument("--pairs", type=int, default=5, help="of measurements of the steps a second")
     parser.add_argument("--pair-seconds", type=float, default=20)
     parser.add_argument("--seed", type=int, default=46)
@@ -325,12 +317,12 @@ def main() -> int:
     draw = random.Random(given.seed)
     took: dict[str, list[float]] = {}
     for _ in range(given.kills // given.kills_of_a_run):
-        for strategy in given.strategies:
-            for kind in given.kinds or (*POLICIES, *WITHOUT_DTJ):
-                if kind not in WITHOUT_DTJ or strategy == "TorchDistributed":
-                    new = repeated(strategy, kind, given.kills_of_a_run, draw)
-                    took.setdefault(f"{strategy}, {kind}", []).extend(new)
-                    print(f"{strategy}, {kind}:", *(f"{each:.2f}" for each in new), flush=True)
+        for program in given.programs:
+            for kind in KINDS[program]:
+                if kind in given.kinds:
+                    new = repeated(program, kind, given.kills_of_a_run, draw)
+                    took.setdefault(f"{program}, {kind}", []).extend(new)
+                    print(f"{program}, {kind}:", *(f"{each:.2f}" for each in new), flush=True)
     figures = {name: statistics.median(values) for name, values in took.items()}
     columns = {
         "median, s": figures,
@@ -338,22 +330,23 @@ def main() -> int:
         "longest, s": {name: max(values) for name, values in took.items()},
     }
     ratios = {
-        f"{strategy}, {kind}/{NEW_PODS}": figures[f"{strategy}, {kind}"] / figures[f"{strategy}, {NEW_PODS}"]
-        for strategy in given.strategies
-        for kind in (COLD, SPARE, SOON, *WITHOUT_DTJ)
-        if {f"{strategy}, {kind}", f"{strategy}, {NEW_PODS}"} <= figures.keys()
+        f"{program}, {kind}/{NEW_PODS}": figures[f"{program}, {kind}"] / figures[f"{program}, {NEW_PODS}"]
+        for program in given.programs
+        for kind in (COLD, SPARE, SOON, FLOOR)
+        if {f"{program}, {kind}", f"{program}, {NEW_PODS}"} <= figures.keys()
     }
     print(table(columns))
-    for strategy in given.strategies if given.pairs else ():
-        pairs = [
-            {kind: steps_a_second(strategy, kind, given.pair_seconds) for kind in kinds}
-            for _ in range(given.pairs)
-            for kinds in [draw.sample([COLD, SPARE], 2)]
-        ]
-        ratio = statistics.median(pair[SPARE] / pair[COLD] for pair in pairs)
-        ratios[f"{strategy}, steps with spares/without"] = ratio
-        told = (f"{pair[SPARE]:.0f} with spares, {pair[COLD]:.0f} without" for pair in pairs)
-        print(f"{strategy}, steps a second:", "; ".join(told), flush=True)
+    for program in given.programs:
+        rates: dict[str, list[float]] = {COLD: [], SPARE: []}
+        for _ in range(given.pairs if SPARE in KINDS[program] else 0):
+            for kind in draw.sample([*rates], 2):
+                rate, seconds = steps_a_second(program, kind, given.pair_seconds)
+                rates[kind].append(rate)
+                told = f", spares took {seconds:.2f} s" if kind == SPARE else ""
+                print(f"{program}, {kind}: {rate:.0f} steps a second{told}", flush=True)
+        if rates[SPARE]:
+            pairs = zip(rates[SPARE], rates[COLD], strict=True)
+            ratios[f"{program}, steps with spares/without"] = statistics.median(a / b for a, b in pairs)
     lines = verdicts(TARGETS, ratios)
     print(*lines, sep="\n")
     return int(any(line.endswith("missed") for line in lines))
