@@ -13,8 +13,7 @@ from dtj.api.status import JobStatus
 from dtj.cluster.api import KubernetesApi
 from dtj.cluster.server_clock import ServerClock
 from dtj.operator_flags import NO_RECORDS, Options
-from dtj.plan.job import plan_job
-from dtj.plan.plan_cache import PlanCache
+from dtj.plan.job import PlanCache, plan_job
 from dtj.plan.record import record_pod
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.informers import Informers, Lister

@@ -17,8 +17,7 @@ from typing import Any, cast
 
 from dtj.api.identity import KIND
 from dtj.api.job import Manifest
-from dtj.plan.job import plan_job
-from dtj.plan.plan_cache import PlanCache
+from dtj.plan.job import PlanCache, plan_job
 from dtj.reconcile.informers import Informers, Lister
 from dtj.reconcile.metrics import OperatorMetrics
 from dtj.reconcile.progress import ProgressPoller

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dtj.api.pod_template import SSH_VOLUME, own_program
-from dtj.api.spec import JobSpec
+from dtj.api.spec import JobSpec, ReplicaSpec
 from dtj.api.strategy import Hosts, Role, ScriptMark, Starter, StrategyRules, digits_in_indexes
 
 LAUNCHER = "launcher"
@@ -33,13 +33,12 @@ def _ranks(spec: JobSpec, index: int) -> range:
     return range(index * slots, (index + 1) * slots)
 
 
-def _holds_rounds(spec: JobSpec) -> bool:
+def _holds_rounds(given: Mapping[str, ReplicaSpec]) -> bool:
     """Whether dtj-launch runs in all pods: a command of the launcher's own starts the ranks without it, and sshd of a
     worker's own command has no agent beside it.
     """
-    return not spec.by_mpi_operator and not any(
-        own_program(replica)[0] for replica in spec.replica_specs.with_pods().values()
-    )
+    with_template = (replica for replica in given.values() if replica.replicas and replica.template)
+    return not any(own_program(replica)[0] for replica in with_template)
 
 
 HOROVOD = StrategyRules(

@@ -15,7 +15,15 @@ from dtj.api.identity import API_VERSION, KIND
 from dtj.api.places import Place
 from dtj.api.sentences import sentence
 from dtj.api.shown import is_text, key_shown, shown
-from dtj.api.spec import DataCache, JobSpec, MLflow, ReplicaSpec, RunPolicy
+from dtj.api.spec import (
+    DEFAULT_RESTART_STRATEGY,
+    DataCache,
+    JobSpec,
+    MLflow,
+    ReplicaSpec,
+    RestartStrategy,
+    RunPolicy,
+)
 from dtj.api.status import JobStatus
 from dtj.api.strategies import rules_of
 from dtj.api.strategy import StrategyRules
@@ -92,6 +100,8 @@ class Job:
     """Ranks in each pod that runs ranks; 1 for a strategy without ranks."""
     own_command: list[str] = field(init=False, repr=False, compare=False)
     """The command of each rank or replica, without args: `command`, else the entrypoint of `code`."""
+    restarts_in_place: bool = field(init=False, repr=False, compare=False)
+    """Whether the agents of the pods start the ranks again after a failure, without new pods."""
     by_mpi_operator: bool = field(init=False, repr=False, compare=False)
     """Whether mpi-operator makes the pods."""
     cache: DataCache | None = field(init=False, repr=False, compare=False)
@@ -120,7 +130,8 @@ def course_of(status: JobStatus) -> dict[str, Any]:
 
 def _resolve(spec: JobSpec) -> dict[str, Any]:
     given, own_command, by_mpi_operator = spec.replica_specs.given(), spec.own_command, spec.by_mpi_operator
-    rules = rules_of(spec)
+    rules, strategy = rules_of(spec), spec.run_policy.restart_strategy or DEFAULT_RESTART_STRATEGY
+    in_place = strategy is RestartStrategy.IN_PLACE_RESTART
     return {
         "spec": spec,
         "run_policy": spec.run_policy,
@@ -129,6 +140,7 @@ def _resolve(spec: JobSpec) -> dict[str, Any]:
         "pods": rules.pods_of(given),
         "procs": rules.procs(spec),
         "own_command": own_command,
+        "restarts_in_place": in_place and not by_mpi_operator and rules.holds_rounds(given),
         "by_mpi_operator": by_mpi_operator,
         "cache": spec.data.cache if spec.data else None,
         "mlflow": spec.tracking.mlflow if spec.tracking else None,

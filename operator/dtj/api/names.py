@@ -66,7 +66,12 @@ def host_of(job: str, namespace: str, replica: str) -> str:
 
 def dns_name(pod: str, job: str, namespace: str) -> str:
     """DNS name of the pod with this name."""
-    return f"{pod}.{service_name(job)}.{namespace}.svc"
+    return f"{pod}.{domain_of(job, namespace)}"
+
+
+def domain_of(job: str, namespace: str) -> str:
+    """DNS name of the job's Service, and the end of the DNS names of its pods."""
+    return f"{service_name(job)}.{namespace}.svc"
 
 
 def role_of(pod: str) -> str:

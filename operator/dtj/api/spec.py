@@ -511,11 +511,6 @@ class RunPolicy(ApiModel):
         """The controller that carries the job out where it is not dtj's operator."""
         return other_manager(self.managed_by)
 
-    @property
-    def restarts_in_place(self) -> bool:
-        """Whether pods restart their ranks in place, where the strategy of the job can."""
-        return (self.restart_strategy or DEFAULT_RESTART_STRATEGY) is RestartStrategy.IN_PLACE_RESTART
-
     def avoided_nodes(self, lost: Mapping[str, int] | None) -> list[str]:
         """Names of the nodes that are avoided after so many losses on each."""
         limit = self.avoid_node_after_failures

@@ -93,8 +93,8 @@ class StrategyRules:
     """As `form`, but from the names of the roles that have pods: for a job whose spec can't be read."""
     restarts_alone: bool = False
     """Whether a lost replica restarts alone, or with its group (`restart_groups`). False: all replicas restart."""
-    holds_rounds: Callable[[JobSpec], bool] = lambda _: False
-    """Whether the pods of a job can restart their ranks in place."""
+    holds_rounds: Callable[[Mapping[str, ReplicaSpec]], bool] = lambda _: False
+    """Whether the pods of these roles can restart their ranks in place. The pods of an MPIJob never can."""
     evaluator_timeout: Callable[[JobSpec], float] | None = None
     """Seconds that the pod that evaluates may run after the end of the training; None: 0."""
     volumes: tuple[str, ...] = ()

@@ -457,7 +457,7 @@ def notes(job: Job) -> Iterator[str]:
     if job.spec.code is not None:
         yield f"spec.code: the image {job.spec.image} needs dtj_trainer, which dtj's own images have"
     in_place = job.run_policy.restart_strategy is RestartStrategy.IN_PLACE_RESTART
-    if in_place and not job.rules.holds_rounds(job.spec):
+    if in_place and not job.restarts_in_place:
         yield (
             "runPolicy.restartStrategy: InPlaceRestart has no effect on this job, whose pods are recreated after "
             "each failure: only TorchDistributed jobs restart in place, and Horovod jobs whose launcher is Native "

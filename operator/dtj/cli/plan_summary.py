@@ -20,7 +20,7 @@ from dtj.api.validation import notes
 from dtj.cli.terminal import echo_whole, output
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.plan.pods import rounds_of, trainer_container
+from dtj.plan.pods import trainer_container
 from dtj.plan.start import START
 from dtj_trainer import contract
 
@@ -263,7 +263,7 @@ def _restarts(job: Job, plan: Plan) -> list[str]:
         f"after a failure of the program: at most {policy.backoff_limit} times; "
         "lost nodes, evictions and preemptions are not counted"
     ]
-    if rounds_of(job) is not None:
+    if job.restarts_in_place:
         lines.append(
             "when a rank fails: the ranks start again in their pods, or in new ones (InPlaceRestart)"
         )

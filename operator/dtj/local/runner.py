@@ -30,9 +30,8 @@ from dtj.local.plan import ENV_RUN, Place, container_ports, left_out, local_plan
 from dtj.local.processes import Adopted, end_marked, marked
 from dtj.local.runs import ANNOTATION_S3, Run, Runs
 from dtj.local.store_choice import ChosenStore, S3Store, chosen_store
-from dtj.plan.job import plan_without_gang
+from dtj.plan.job import PlanCache, plan_without_gang
 from dtj.plan.model import Plan
-from dtj.plan.plan_cache import PlanCache
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.metrics import OperatorMetrics
 from dtj.reconcile.progress import ProgressPoller

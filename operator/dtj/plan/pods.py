@@ -22,7 +22,7 @@ from dtj.api.identity import (
     MANAGER,
 )
 from dtj.api.job import POD_USER, Job, Manifest, written
-from dtj.api.names import config_name, dns_name, host_of, pod_name, service_name, together
+from dtj.api.names import config_name, host_of, pod_name, service_name, together
 from dtj.api.pod_template import (
     CONFIG_VOLUME,
     DATA_CACHE_VOLUME,
@@ -38,7 +38,16 @@ from dtj.api.validation import cache_bytes
 from dtj.plan.code import code_environment, code_pod_spec
 from dtj.plan.merge import merged
 from dtj.plan.model import Plan
-from dtj.plan.recipe import File, FromConfig, Host, OfUser, Part, Port, Recipe, Render, Text, Value, rendered
+from dtj.plan.recipe import (
+    FromConfig,
+    OfUser,
+    Recipe,
+    Render,
+    Text,
+    Value,
+    in_cluster,
+    rendered,
+)
 from dtj_trainer import contract
 from dtj_trainer.contract.history import CodeRecord
 
@@ -270,20 +279,19 @@ def restoring_peers(job: Job, pods: Mapping[str, int]) -> contract.Peers | None:
     pods: their number by role. They start together: none waits for one that is created later. Without artifacts, a
     checkpoint comes from the pod of rank 0 alone, when the ranks restart in place.
     """
-    if sum(pods.values()) < 2 or (job.spec.artifacts is None and rounds_of(job) is None):
+    if sum(pods.values()) < 2 or (job.spec.artifacts is None and not job.restarts_in_place):
         return None
     return contract.Peers(host_of(job.name, job.namespace, contract.Peers.POD), pods)
 
 
 def rounds_of(job: Job) -> contract.Rounds | None:
     """Return what the pods need to know to restart their ranks in place; None: every failure ends the pods."""
-    policy = job.run_policy
-    if not (policy.restarts_in_place and job.rules.holds_rounds(job.spec)):
+    if not job.restarts_in_place:
         return None
     return contract.Rounds(
         before=job.status.restarts.application,
-        limit=policy.backoff_limit,
-        spare=policy.warm_spare is not WarmSpare.NEVER,
+        limit=job.run_policy.backoff_limit,
+        spare=job.run_policy.warm_spare is not WarmSpare.NEVER,
     )
 
 
@@ -479,23 +487,6 @@ def _additions(recipe: Recipe) -> Manifest:
     mounts = {"volumeMounts": [*recipe.mounts]} if recipe.mounts else {}
     volumes = {"volumes": [*recipe.volumes]} if recipe.volumes else {}
     return {"containers": [recipe.listening | mounts], **volumes}
-
-
-def in_cluster(job: Job) -> Render:
-    """Return how hosts, ports and files are named in a cluster."""
-
-    def render(part: Part) -> str:
-        match part:
-            case Host(pod):
-                return dns_name(pod, job.name, job.namespace)
-            case Port(number=number):
-                return str(number)
-            case File(folder, name):
-                return f"{folder}/{name}"
-            case _:
-                return part
-
-    return render
 
 
 def _variables(common: Common, recipe: Recipe) -> list[Manifest]:

@@ -1,6 +1,6 @@
 """The recipe of a container: what it runs, wherever it runs. Strategies return recipes.
 
-`plan.pods` renders a recipe as a pod for Kubernetes, and `local.plan` as a process of one machine. A recipe therefore
+`plan.pods` makes a pod for Kubernetes of a recipe, and `local.plan` as a process of one machine. A recipe therefore
 names a host, a port or a mounted file by what it is: no code searches a rendered text for one.
 """
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from dtj.api.job import Manifest
+from dtj.api.job import Job, Manifest
+from dtj.api.names import domain_of
 from dtj.api.pod_template import TRAINER_CONTAINER, own_trainer
 from dtj.api.spec import ReplicaSpec
 from dtj.plan.merge import merged
@@ -174,3 +175,21 @@ def rendered(text: Text, render: Render) -> str:
     if isinstance(text, str):
         return text
     return "".join(map(render, text if isinstance(text, tuple) else (text,)))
+
+
+def in_cluster(job: Job) -> Render:
+    """Return how hosts, ports and files are named in a cluster."""
+    domain = domain_of(job.name, job.namespace)
+
+    def render(part: Part) -> str:
+        match part:
+            case Host(pod):
+                return f"{pod}.{domain}"
+            case Port(number=number):
+                return str(number)
+            case File(folder, name):
+                return f"{folder}/{name}"
+            case _:
+                return part
+
+    return render

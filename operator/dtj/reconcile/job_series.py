@@ -1,4 +1,4 @@
-"""Prometheus series of each job, and of the accelerators that jobs hold.
+"""The figures of each job as Prometheus series, and of the accelerators that jobs hold.
 
 A scrape computes the series from the figures of the last pass over each job, so no series outlives its job.
 """
@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dtj.api.status import Phase
+from dtj.api.job import Job
+from dtj.api.pod_template import is_accelerator
+from dtj.api.spec import Accelerator
+from dtj.api.status import ConditionType, JobStatus, Phase, ProgressStatus
+from dtj.api.unreadable import AnyJob
 from dtj.reconcile.view import Key
-from dtj.status.figures import JobFigures
+from dtj.status.observed import Observed, Utilisation
+from dtj.status.pods import PodView
+from dtj.status.times import read_time
 
 _Whose = tuple[str, str]
 """The namespace and the strategy of a job."""
@@ -23,6 +29,90 @@ _WHOSE = ("job_namespace", "strategy")
 _JOB = ("job_namespace", "job_name", "strategy")
 MOST_WITHOUT_JOBS = 1_000
 """The number of pairs of namespace and strategy whose counters are kept without a job. Old pairs are dropped."""
+
+
+@dataclass(frozen=True)
+class JobFigures:
+    """The metrics of one job while the job exists."""
+
+    namespace: str
+    name: str
+    strategy: str
+    phase: Phase
+    finished: bool
+    progress: ProgressStatus | None
+    """The progress of a running job; None for any other job."""
+    utilisation: Utilisation | None
+    """The processors, memory and GPUs that the pod of rank 0 or the chief of a running job uses."""
+    checkpoint: float | None
+    """Unix time at which the newest checkpoint was complete; None unless the job runs."""
+    unsaved_since: float | None
+    """Unix time from which on training would be lost with the pods: the time of the newest checkpoint, or the time at
+    which all pods began to run if that is later. None unless the job runs and has a bucket."""
+    stalled: bool | None
+    """Whether the running job is stalled; None without runPolicy.stallTimeoutSeconds or when the job does not run."""
+    gpus: int
+    """Number of accelerators of the pods that have a node and have not ended."""
+    idle_gpus: int
+    """Number of these accelerators that do not train: all while the training waits, restarts, is stalled or has
+    ended; otherwise those of pods that do not run."""
+
+
+def strategy_label(job: AnyJob) -> str:
+    """Return the value of the metrics' label `strategy` for a job."""
+    return job.rules.name if job.rules else "unknown"
+
+
+def job_figures(job: AnyJob, status: JobStatus, observed: Observed) -> JobFigures:
+    """Return the figures of a job."""
+    phase = status.phase or Phase.PENDING
+    runs = phase is Phase.RUNNING
+    artifacts = status.artifacts if runs else None
+    known = artifacts.checkpoint.time if artifacts and artifacts.checkpoint else None
+    checkpoint = unix(known) if known else None
+    running = status.conditions.by_type.get(ConditionType.RUNNING)
+    at_risk = artifacts is not None and artifacts.uri is not None and running is not None
+    stalled = ConditionType.STALLED in status.conditions.holding
+    watched = runs and job.run_policy.stall_timeout_seconds is not None
+    # In a strategy whose replicas restart alone, the training continues while a replica restarts.
+    partly = job.rules is not None and job.rules.restarts_alone and phase is Phase.RESTARTING
+    trains = not stalled and (
+        ConditionType.RUNNING in status.conditions.holding or (partly and status.all_running_time is not None)
+    )
+    gpus, of_running = _gpus(job, observed.pods)
+    return JobFigures(
+        namespace=job.namespace,
+        name=job.name,
+        strategy=strategy_label(job),
+        phase=phase,
+        finished=status.conditions.finished,
+        progress=status.progress if runs else None,
+        utilisation=observed.utilisation if runs else None,
+        checkpoint=checkpoint,
+        unsaved_since=max(checkpoint or 0.0, unix(running.last_transition_time))
+        if at_risk and running
+        else None,
+        stalled=stalled if watched else None,
+        gpus=gpus,
+        idle_gpus=gpus - of_running if trains else gpus,
+    )
+
+
+def _gpus(job: AnyJob, pods: Sequence[PodView]) -> tuple[int, int]:
+    """Return the number of accelerators of the pods that have a node, and of those among them that run."""
+    resource = (job.spec.accelerator if isinstance(job, Job) else Accelerator()).resource_name
+    held = running = 0
+    for pod in pods:
+        if pod.devices and pod.has_node:
+            count = sum(count for name, count in pod.devices if is_accelerator(name, resource))
+            held += count
+            running += count * pod.running
+    return held, running
+
+
+def unix(time: str) -> float:
+    """Return a written time in Unix seconds."""
+    return read_time(time).timestamp()
 
 
 @dataclass(frozen=True)

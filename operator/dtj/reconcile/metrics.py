@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from dtj.api.reasons import FAILED, Reason
-from dtj.api.status import JobStatus, Phase
+from dtj.api.reasons import FAILED, FAILURE_CLASSES, Reason
+from dtj.api.status import ConditionType, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
-from dtj.reconcile.job_series import JobSeries
+from dtj.reconcile.job_series import JobSeries, job_figures, strategy_label, unix
 from dtj.reconcile.view import Key
-from dtj.status.figures import failures, job_figures, recovered, started, strategy_label
 from dtj.status.observed import Observed
 from dtj.status.pods import PodView
+from dtj.status.restart_policy import restarted
 from dtj_trainer.contract.distribution import version
 
 LAG_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -192,13 +193,64 @@ class OperatorMetrics:
         for cause in _CAUSES:
             more = _restarts(new, cause) - _restarts(old, cause)
             self._restarts.labels(*whose, cause).inc(max(more, 0))
-        kind, number = failures(old, new)
+        kind, number = _failures(old, new)
         if number:
             self._failures.labels(*whose, kind).inc(number)
-        if start := started(job, old, new, pods):
+        if start := _started(job, old, new, pods):
             self._running.labels(strategy).observe(start.running)
             if start.queued is not None:
                 self._queued.labels(strategy).observe(start.queued)
-        recovery = recovered(old, new)
+        recovery = _recovered(old, new)
         if recovery is not None:
             self._recovery.labels(strategy).observe(recovery)
+
+
+@dataclass(frozen=True)
+class _Started:
+    """The duration of a completed start or resumption of a job, in seconds."""
+
+    running: float
+    """Seconds until all pods ran."""
+    queued: float | None
+    """Seconds until the last worker or parameter server had a node; None if no pod has a scheduling time."""
+
+
+def _started(job: AnyJob, old: JobStatus, new: JobStatus, pods: Sequence[PodView]) -> _Started | None:
+    """Return the duration of the start that `new` reports as complete; None if `new` reports no completed start.
+
+    A start after a failure is a recovery, for which the function also returns None.
+    """
+    done, begun = new.all_running_time, new.start_time
+    if (
+        old.all_running_time
+        or ConditionType.RESTARTING in old.conditions.holding
+        or done is None
+        or begun is None
+    ):
+        return None
+    begin, first = unix(begun), job.rules.named["created_first"] if job.rules else ()
+    placed = [unix(pod.scheduled_at) for pod in pods if pod.role in first and pod.scheduled_at]
+    return _Started(max(unix(done) - begin, 0.0), max(max(placed) - begin, 0.0) if placed else None)
+
+
+def _recovered(old: JobStatus, new: JobStatus) -> float | None:
+    """Return the seconds from the last loss until all pods ran again; None if `new` reports no recovery."""
+    lost, running = restarted(old), new.conditions.by_type.get(ConditionType.RUNNING)
+    if lost is None or running is None:
+        return None
+    if (
+        ConditionType.RESTARTING not in old.conditions.holding
+        or ConditionType.RUNNING not in new.conditions.holding
+    ):
+        return None
+    return max(unix(running.last_transition_time) - unix(lost), 0.0)
+
+
+def _failures(old: JobStatus, new: JobStatus) -> tuple[str, int]:
+    """Return the class and the number of the failures that `new` counts and `old` does not."""
+    before, after = (each.restarts.of_training + (each.restarts.evaluator or 0) for each in (old, new))
+    ended = (
+        ConditionType.FAILED in new.conditions.holding and ConditionType.FAILED not in old.conditions.holding
+    )
+    kind = new.failure.failure_class if new.failure else None
+    return kind if kind in FAILURE_CLASSES else "Other", max(after - before, 0) + ended

@@ -39,7 +39,6 @@ from dtj.reconcile.view import Key, View, is_delegated
 from dtj.status.events import Happening, happenings
 from dtj.status.force_deletion import describe_force_deletion, next_force_deletion, pods_to_force_delete
 from dtj.status.observed import Observed, ProgressReport, not_taken_up
-from dtj.status.pods import PodSet
 
 # The beginning of a pass: a snapshot of a job from caches, reports and, for an MPIJob, the API server.
 
@@ -150,7 +149,7 @@ class Observer:
 
 def addresses(seen: Snapshot, names: Set[str | None]) -> dict[str, str]:
     """Return the addresses of those pods of these names that run, by name."""
-    named = PodSet.of(seen.observed.pods).named
+    named = seen.observed.pods.named
     pods = [named[name] for name in names if name is not None and name in named]
     return {pod.name: pod.ip for pod in pods if pod.running and pod.ip}
 
@@ -282,11 +281,10 @@ class Reconciler:
             return 0.0  # The next pass plans the new attempt.
         look_again = soonest(decided.decision.look_again, wait)
         again = await self._executor.act(seen.job, seen.plan, memory, todo, look_again)
-        again = soonest(again, memory.expectations.due_in())
-        again = await self._keep_tensorboard(memory, seen, again)
+        sent, board = memory.expectations.due_in(), await self._keep_tensorboard(memory, seen)
         if memory.over and not todo:
             memory.shed()
-        return soonest(again, await self._keep_record(memory, seen, decided))
+        return soonest(again, sent, board, await self._keep_record(memory, seen, decided))
 
     def _shed(self, key: Key, memory: Memory) -> None:
         """Drop the decoded spec of this job if it is large, and of jobs whose last pass is long ago.
@@ -378,20 +376,17 @@ class Reconciler:
             memory.stacks_of = since
             self._progress.ask_for_stacks(addresses(seen, seen.plan.serves_progress))
 
-    async def _keep_tensorboard(self, memory: Memory, seen: Snapshot, again: float | None) -> float | None:
-        """Create or update the TensorBoard of the job, and return the seconds until the next pass is due.
-
-        again: the seconds until the next pass is due without a TensorBoard.
-        """
+    async def _keep_tensorboard(self, memory: Memory, seen: Snapshot) -> float | None:
+        """Create or update the TensorBoard of the job, and return the seconds until the next pass is due for it."""
         job, before = seen.job, memory.no_tensorboard
         if seen.plan is None or not isinstance(job, Job):
-            return again
+            return None
         tries = memory.board_tries
         # Try at once again if the spec or the existing objects change: the object with a conflicting name may be
         # gone.
         tries.of((job.generation, wanted(job, seen.plan) is None, len(seen.services), len(seen.boards)))
         if left := tries.due_in():
-            return soonest(again, left)
+            return left
         try:
             memory.no_tensorboard = await keep(self._cluster, job, seen.plan, seen.services, seen.boards)
         except ApiError as error:
@@ -400,9 +395,9 @@ class Reconciler:
             if memory.no_tensorboard is None:
                 tries.reset()
                 # The next pass shows the change in the status.
-                return 0.0 if before is not None else again
+                return 0.0 if before is not None else None
         tries.fail()
-        return 0.0 if before is None and memory.no_tensorboard is not None else soonest(again, tries.due_in())
+        return 0.0 if before is None and memory.no_tensorboard is not None else tries.due_in()
 
     async def _keep_record(self, memory: Memory, seen: Snapshot, decided: Decided) -> float | None:
         """Make or delete the record pod of the job, and return the seconds until the next pass is due."""

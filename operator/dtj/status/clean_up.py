@@ -15,7 +15,7 @@ from dtj.api.status import ConditionType, JobStatus
 from dtj.api.unreadable import AnyJob
 from dtj.status.decision import Decision
 from dtj.status.draft import earlier
-from dtj.status.pods import PodView
+from dtj.status.pods import PodSet, PodView
 from dtj.status.progress import is_stalled
 from dtj.status.times import seconds_since
 
@@ -55,7 +55,7 @@ def left_over(job: AnyJob, status: JobStatus, pods: Sequence[PodView]) -> frozen
     return frozenset(pod.name for pod in pods if every or not pod.ended)
 
 
-def superseded(job: AnyJob, shape: Shape | None, pods: Sequence[PodView]) -> frozenset[str]:
+def superseded(job: AnyJob, shape: Shape | None, pods: PodSet) -> frozenset[str]:
     """Return the names of the pods of earlier attempts and of removed replicas."""
     attempt = job.attempt
     if shape is None or not shape.planned:

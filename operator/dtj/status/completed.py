@@ -19,16 +19,13 @@ MOST_REPLICAS = 100_000
 """An upper bound of the replicas of a role. It limits the work for an invalid `completedIndexes` in a status."""
 
 
-def with_completed(
-    job: AnyJob, shape: Shape, pods: Sequence[PodView]
-) -> tuple[dict[str, str] | None, PodSet]:
+def with_completed(job: AnyJob, shape: Shape, pods: PodSet) -> tuple[dict[str, str] | None, PodSet]:
     """Return the indexes of the attempt's completed replicas by role, and its pods with those of these replicas.
 
     A completed pod that is gone, or is being removed, is shown as it was. A suspended job starts all of them again.
     """
     if not shape.completes or job.run_policy.suspend:
-        return None, PodSet.of(pods)
-    pods = PodSet.of(pods)
+        return None, pods
     leader = pods.named.get(shape.decisive[0])
     complete = {
         pod.name
@@ -78,10 +75,11 @@ def is_needed_again(pod: PodView, leader: PodView | None, shape: Shape) -> bool:
     return seconds_since(begun, read_time(finished)) <= SETTLE_SECONDS
 
 
-def with_shown(observed: Sequence[PodView], pods: Sequence[PodView]) -> Sequence[PodView]:
+def with_shown(observed: PodSet, pods: Sequence[PodView]) -> Sequence[PodView]:
     """Return the observed pods, and those of `pods` that only the status knows: no such pod is created again."""
-    names = PodSet.of(observed).named
-    return observed if pods is observed else [*observed, *(pod for pod in pods if pod.name not in names)]
+    if pods is observed:
+        return observed
+    return [*observed, *(pod for pod in pods if pod.name not in observed.named)]
 
 
 def _as_completed(pod: PodView | None, name: str, role: str, index: int, shape: Shape) -> PodView:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 
@@ -27,7 +26,7 @@ from dtj.api.status import (
     ResumedFromStatus,
 )
 from dtj.api.unreadable import AnyJob
-from dtj.status.pods import PodSet, PodView
+from dtj.status.pods import PodSet
 from dtj.status.times import written_time
 
 LONGEST_CONDITION = 1024
@@ -135,26 +134,24 @@ _VALUES = tuple(
 # The pods of the present attempt, and their counts by role and state.
 
 
-def present(shape: Shape, pods: Sequence[PodView], attempt: int) -> PodSet:
+def present(shape: Shape, pods: PodSet, attempt: int) -> PodSet:
     """Return the pods of the present attempt. If all pods restart together, pods of removed replicas belong to it."""
-    pods = PodSet.of(pods)
     if shape.restarts_with is None and pods.attempts == {attempt} == {shape.newest_attempt}:
         return pods
     others = attempt if shape.restarts_with is None else None
     return PodSet(pod for pod in pods if pod.attempt == shape.attempts.get(pod.name, others))
 
 
-def earlier(shape: Shape, pods: Sequence[PodView], attempt: int) -> PodSet:
+def earlier(shape: Shape, pods: PodSet, attempt: int) -> PodSet:
     """Return the pods of attempts before the present one. attempt: that of pods of removed replicas."""
-    pods = PodSet.of(pods)
     if min(pods.attempts, default=attempt) >= max(attempt, shape.newest_attempt):
         return PodSet()
     return PodSet(pod for pod in pods if pod.attempt < shape.attempts.get(pod.name, attempt))
 
 
-def replica_statuses(shape: Shape, pods: Sequence[PodView]) -> dict[str, ReplicaStatus]:
+def replica_statuses(shape: Shape, pods: PodSet) -> dict[str, ReplicaStatus]:
     """Count the pods of each role by state."""
-    statuses, pods = {}, PodSet.of(pods)
+    statuses = {}
     for role, names in shape.roles.items():
         of_role = [pod for pod in pods.unusual if pod.role == role]
         succeeded = sum(pod.succeeded for pod in of_role)

@@ -49,8 +49,8 @@ from dtj.status.restart_policy import (
     pause,
     pause_left,
     restarts_in_a_row,
+    skip_checkpoint,
 )
-from dtj.status.skipped_checkpoints import skip_checkpoint
 from dtj.status.start_deadline import not_started, retry_begins, start_left, too_late
 from dtj.status.state import with_state
 from dtj.status.success_policy import after_training, is_trained
@@ -86,14 +86,12 @@ def evaluate(
 
     shape: the plan of the present attempt; None when the job has faults and therefore no plan.
     """
-    pods = PodSet.of(observed.pods)
-    observed = replace(observed, pods=pods)
     decision = _evaluate(job, shape, faults, observed, now)
     # Count out the pods of a finished job that dtj ends itself. The pods of an MPIJob are left to mpi-operator.
     if decision.status.conditions.finished and observed.mpijob is None and ends_pods(job, decision.status):
         decision = replace(decision, status=counted_out(decision.status))
     decision = replace(decision, pods=_pods(job, shape, observed, decision, now))
-    return with_force_deletion(with_state(decision, now), pods.unusual, now)
+    return with_force_deletion(with_state(decision, now), observed.pods.unusual, now)
 
 
 def _pods(
@@ -107,7 +105,7 @@ def _pods(
         end = left_over(job, status, pods)
     else:
         end = decision.pods.end | superseded(job, shape, pods)
-    return PodChanges(make, end - {pod.name for pod in PodSet.of(pods).unusual if pod.deleting})
+    return PodChanges(make, end - {pod.name for pod in pods.unusual if pod.deleting})
 
 
 def _evaluate(
@@ -210,7 +208,7 @@ def _of_pods(job: AnyJob, shape: Shape, observed: Observed, draft: Draft) -> Dec
 
 
 def _suspended(
-    draft: Draft, shape: Shape, observed: Observed, pods: Sequence[PodView], mpijob: MpiJob | None
+    draft: Draft, shape: Shape, observed: Observed, pods: PodSet, mpijob: MpiJob | None
 ) -> Decision | None:
     """Evaluate a job that is suspended or resumes; return None for any other job."""
     job, old = draft.job, draft.job.status

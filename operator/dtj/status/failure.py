@@ -153,14 +153,14 @@ class Loss:
 
 
 def attempt_loss(
-    attempt: int, pods: Sequence[PodView], missing: Sequence[str], peers: Set[str] = frozenset()
+    attempt: int, pods: PodSet, missing: Sequence[str], peers: Set[str] = frozenset()
 ) -> Loss | None:
     """Return why an attempt that has begun can't go on, or None when the attempt can go on.
 
     pods: the pods of the attempt. missing: names of pods that no longer exist. peers: names of the pods whose program
     (mpirun, a TensorFlow chief, each rank of PyTorch) also fails when the program of another pod fails.
     """
-    losses = [loss for pod in PodSet.of(pods).unusual if (loss := _pod_loss(attempt, pod, peers))]
+    losses = [loss for pod in pods.unusual if (loss := _pod_loss(attempt, pod, peers))]
     losses += [
         Loss(
             Failure(

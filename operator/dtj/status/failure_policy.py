@@ -50,7 +50,7 @@ of dtj_trainer fails after 120 s without a step."""
 
 
 def pods_loss(
-    draft: Draft, shape: Shape, pods: Sequence[PodView], missing: Sequence[str], gone: Sequence[str]
+    draft: Draft, shape: Shape, pods: PodSet, missing: Sequence[str], gone: Sequence[str]
 ) -> Loss | None:
     """Return why the attempt, or some of its replicas, can't go on; None if the pods show no reason.
 
@@ -60,7 +60,7 @@ def pods_loss(
     if shape.restarts_with is not None:
         loss = _replica_loss(attempt, old, shape, pods, gone)
         return loss and _scaled_down(_told_apart(loss, old, shape, draft.now), old)
-    existing = PodSet.of(pods).named
+    existing = pods.named
     if (shape.all_or_nothing and existing) or is_begun(old, shape.created_last, existing):
         loss = attempt_loss(attempt, pods, missing, shape.peers)
         return loss and _port_conflict(loss, old)
@@ -78,7 +78,7 @@ def _port_conflict(loss: Loss, old: JobStatus) -> Loss:
 
 def _early(attempt: int, shape: Shape, pods: Sequence[PodView]) -> Loss | None:
     """Return the loss if a pod ended by itself before any rank started. A deleted pod is no loss: it is recreated."""
-    staying = [pod for pod in pods if not pod.deleting]
+    staying = PodSet(pod for pod in pods if not pod.deleting)
     done = (pod for pod in staying if pod.succeeded and pod.name not in shape.decides)
     return attempt_loss(attempt, staying, (), shape.peers) or next(
         (early_end(attempt, pod) for pod in done), None
@@ -94,13 +94,13 @@ def settle_left(loss: Loss, now: datetime) -> float:
     return wait if wait <= 2 * loss.settle else 0.0
 
 
-def vanished(job: AnyJob, shape: Shape, pods: Sequence[PodView]) -> list[str]:
+def vanished(job: AnyJob, shape: Shape, pods: PodSet) -> list[str]:
     """Return the names of pods that existed and no longer exist.
 
     The stored status counted such a pod, or a pod of the last stage exists, which is created after all others. The
     operator may not have created all pods of the newest attempts yet, so pods of older attempts come first.
     """
-    attempts, there = shape.attempts, PodSet.of(pods).named.keys()
+    attempts, there = shape.attempts, pods.named.keys()
     if attempts.keys() <= there:
         return []
     if _began_uncounted(job, shape, there):
@@ -138,10 +138,10 @@ def _counted(status: ReplicaStatus) -> int:
 
 
 def _replica_loss(
-    attempt: int, old: JobStatus, shape: Shape, pods: Sequence[PodView], gone: Collection[str]
+    attempt: int, old: JobStatus, shape: Shape, pods: PodSet, gone: Collection[str]
 ) -> Loss | None:
     """Return why replicas have to restart; None if no replica has to. A loss of the evaluator does not count here."""
-    candidates = [pod for pod in _staying(old, shape, pods) if pod.name != shape.evaluator]
+    candidates = PodSet(pod for pod in _staying(old, shape, pods) if pod.name != shape.evaluator)
     loss = attempt_loss(attempt, candidates, [name for name in gone if name != shape.evaluator], shape.peers)
     if loss is not None:
         return loss
@@ -209,14 +209,14 @@ def evaluator_loss(
     attempt: int,
     old: JobStatus,
     shape: Shape,
-    pods: Sequence[PodView],
+    pods: PodSet,
     gone: Collection[str],
     limit: int,
 ) -> Loss | None:
     """Return why the evaluator has to restart; None also if its program has failed more than `limit` times."""
     if shape.evaluator is None:
         return None
-    candidates = [pod for pod in _staying(old, shape, pods) if pod.name == shape.evaluator]
+    candidates = PodSet(pod for pod in _staying(old, shape, pods) if pod.name == shape.evaluator)
     loss = attempt_loss(attempt, candidates, [name for name in gone if name == shape.evaluator])
     if loss is None or (not loss.infrastructure and (old.restarts.evaluator or 0) >= limit):
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +18,7 @@ from dtj.api.reasons import Reason
 from dtj.api.reported import MOST_COUNTED, Measured, number, take, text
 from dtj.api.status import ArtifactsStatus, PodCheckpointStatus, ProgressStatus
 from dtj.status.failure import read_failure
-from dtj.status.pods import PodView
+from dtj.status.pods import PodSet, PodView
 from dtj.status.times import seconds_since
 from dtj_trainer.contract import Termination
 
@@ -231,7 +231,7 @@ Bottleneck = tuple[str, str]
 class Observed:
     """The observed state of a job."""
 
-    pods: Sequence[PodView] = ()
+    pods: PodSet = field(default_factory=PodSet)
     refusal: tuple[str, str] | None = None
     """Reason and message of the last refusal by the API server to create an object, until a creation succeeds."""
     invalid: Sequence[Fault] = ()

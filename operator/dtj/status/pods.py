@@ -148,11 +148,6 @@ class PodSet(tuple[PodView, ...]):
     then looks at the unusual pods alone, also in a job of thousands of pods.
     """
 
-    @classmethod
-    def of(cls, pods: Iterable[PodView]) -> PodSet:
-        """Return the pods as a set: `pods` itself if it is one."""
-        return pods if isinstance(pods, PodSet) else cls(pods)
-
     @cached_property
     def unusual(self) -> PodSet:
         """The pods in another state than that of training."""

@@ -17,7 +17,7 @@ from dtj.status.failure import Loss, read_termination, reported
 from dtj.status.force_deletion import some
 from dtj.status.observed import Observed, artifacts_incomplete
 from dtj.status.pods import PodView
-from dtj.status.skipped_checkpoints import has_new_checkpoint
+from dtj.status.restart_policy import has_new_checkpoint
 from dtj.status.success_policy import measured
 from dtj.status.times import seconds_since
 from dtj_trainer import contract

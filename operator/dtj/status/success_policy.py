@@ -17,7 +17,7 @@ from dtj.status.decision import Decision, PodChanges
 from dtj.status.draft import Draft
 from dtj.status.failure import Loss, attempt_loss, describe, is_complete, read_termination, reported
 from dtj.status.observed import Observed
-from dtj.status.pods import Exit, PodView
+from dtj.status.pods import Exit, PodSet, PodView
 from dtj.status.restart_policy import evaluator_lost
 from dtj.status.times import seconds_since
 from dtj_trainer.contract import END_FILE
@@ -140,7 +140,7 @@ def after_training(
         return Decision(draft.status(phase=Phase.RUNNING), left, pods)
     if shape.evaluator and not over:
         message += f"; {shape.evaluator} has not seen checkpoint {last}"
-        loss = attempt_loss(draft.job.status.attempt, [evaluator] if evaluator else [], ())
+        loss = attempt_loss(draft.job.status.attempt, PodSet([evaluator] if evaluator else ()), ())
         if loss is not None:
             message += f": {describe(loss.failure)}"
     return Decision(draft.finish(Phase.SUCCEEDED, Reason.JOB_SUCCEEDED, message))

@@ -31,9 +31,9 @@ def is_suspending(status: JobStatus) -> bool:
     return _running_reason(status) in (Reason.SUSPENDING, Reason.WORKLOAD_DEACTIVATED)
 
 
-def deactivation(shape: Shape, pods: Sequence[PodView]) -> PodView | None:
+def deactivation(shape: Shape, pods: PodSet) -> PodView | None:
     """Return a needed pod that Kueue evicts because its Workload was deactivated; None if there is none."""
-    needed = (pod for pod in PodSet.of(pods).unusual if pod.name in shape.needed)
+    needed = (pod for pod in pods.unusual if pod.name in shape.needed)
     return next((pod for pod in needed if pod.reason.startswith(_DEACTIVATIONS)), None)
 
 
@@ -79,7 +79,7 @@ def suspended(
         reason == Reason.WORKLOAD_DEACTIVATED or (evicted is not None and reason != Reason.SUSPENDING)
     )
     if deactivated and reason != Reason.WORKLOAD_DEACTIVATED and evicted is not None:
-        loss = attempt_loss(attempt, [evicted], ())
+        loss = attempt_loss(attempt, PodSet([evicted]), ())
         draft.failure = loss.failure if loss else None
     why = _deactivated(draft) if deactivated else "suspended by runPolicy.suspend"
     after = Reason.WORKLOAD_DEACTIVATED if deactivated else Reason.JOB_SUSPENDED
@@ -153,14 +153,14 @@ _UNPLACED = (Reason.UNSCHEDULABLE, GATED)
 _KUEUE_PREFIX = "kueue.x-k8s.io/"
 
 
-def is_queued(job: AnyJob, shape: Shape, pods: Sequence[PodView]) -> bool:
+def is_queued(job: AnyJob, shape: Shape, pods: PodSet) -> bool:
     """Return whether the job waits in a queue. The deadlines of such a job do not run, as for a Kubernetes Job that
     Kueue suspends.
 
     Pods that are admitted one by one hold quota while others wait. The deadlines then run from the first admission,
     so that startDeadlineSeconds ends a job that holds only a part of its quota.
     """
-    gated = [pod for pod in PodSet.of(pods).unusual if pod.name in shape.needed and is_gated(pod)]
+    gated = [pod for pod in pods.unusual if pod.name in shape.needed and is_gated(pod)]
     if job.run_policy.scheduling_policy.gang is Gang.KUEUE or not gated:
         return bool(gated)
     needed = sum(pod.name in shape.needed for pod in pods)

@@ -8,9 +8,8 @@ import pytest
 
 from dtj.api.job import Job, Manifest, read_status
 from dtj.api.status import Restarts
-from dtj.plan.job import plan_job
+from dtj.plan.job import PlanCache, plan_job, weight
 from dtj.plan.model import Plan
-from dtj.plan.plan_cache import PlanCache, weight
 from tests.unit.support.jobs import job
 
 

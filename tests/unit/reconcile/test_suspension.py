@@ -16,8 +16,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.api.status import ArtifactsStatus, CheckpointStatus
-from dtj.plan.job import plan_job
-from dtj.plan.plan_cache import PlanCache
+from dtj.plan.job import PlanCache, plan_job
 from dtj.plan.pods import trainer_container
 from tests.unit.support.jobs import job
 from tests.unit.support.kubelet import Ending

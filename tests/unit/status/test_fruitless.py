@@ -8,8 +8,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.api.status import ArtifactsStatus, ProgressStatus
-from dtj.plan.job import plan_job
-from dtj.plan.plan_cache import PlanCache
+from dtj.plan.job import PlanCache, plan_job
 from tests.unit.support.pods import LAUNCHER, WORKER_0, WORKER_1, Life, condition, ended, healthy, running
 
 PREFIX = "s3://bucket/jobs/ml/mnist-0a1b/checkpoints"

@@ -88,9 +88,8 @@ def test_pods_are_divided_by_their_attempts(some: list[PodView], strategy: str, 
 
 
 def test_a_set_is_kept_and_so_are_its_facts() -> None:
-    some = PodSet.of([view_pod(running(name)) for name in NAMES] + [view_pod(pod(NAMES[0], attempt=2))])
+    some = PodSet([view_pod(running(name)) for name in NAMES] + [view_pod(pod(NAMES[0], attempt=2))])
 
-    assert PodSet.of(some) is some
     assert some.named is some.named
     assert some.unusual == (some[-1],)
     assert some.attempts == {1, 2}

@@ -15,6 +15,7 @@ import pytest
 from dtj.api.job import Manifest
 from dtj.status.failure import attempt_loss
 from dtj.status.force_deletion import pods_to_force_delete
+from dtj.status.pods import PodSet
 from dtj.status.times import written_time
 from tests.unit.support.pods import LAUNCHER, WORKER_0, WORKER_1, Life, at, condition, ended, running, views
 
@@ -226,4 +227,4 @@ def test_a_grace_period_beyond_all_times_breaks_no_pass(by: str, seconds: int) -
     assert view.deleting
     assert view.told_to_end is None
     assert pods_to_force_delete([view], at(TOLD)) == []
-    assert attempt_loss(1, [view], ()) is not None
+    assert attempt_loss(1, PodSet([view]), ()) is not None

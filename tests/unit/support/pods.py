@@ -14,7 +14,7 @@ from dtj.plan.model import Plan
 from dtj.status.decision import Decision
 from dtj.status.evaluate import evaluate
 from dtj.status.observed import Observed
-from dtj.status.pods import PodView, view_pod
+from dtj.status.pods import PodSet, view_pod
 from dtj.status.times import written_time
 from tests.unit.support.jobs import job
 
@@ -139,8 +139,8 @@ class Life:
         return status
 
 
-def views(*pods: Manifest) -> list[PodView]:
-    return [view_pod(made) for made in pods]
+def views(*pods: Manifest) -> PodSet:
+    return PodSet(map(view_pod, pods))
 
 
 def kubelet_environment(container: Manifest, config: Manifest) -> dict[str, str]:

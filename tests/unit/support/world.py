@@ -8,9 +8,8 @@ from typing import Any, cast
 
 from dtj.api.job import Job, Manifest
 from dtj.cluster.port import ApiError
-from dtj.plan.job import plan_job
+from dtj.plan.job import PlanCache, plan_job
 from dtj.plan.model import Plan
-from dtj.plan.plan_cache import PlanCache
 from dtj.plan.record import record_pod
 from dtj.reconcile.executor import MOST_AT_ONCE
 from dtj.reconcile.metrics import OperatorMetrics
