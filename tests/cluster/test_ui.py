@@ -156,12 +156,13 @@ def test_make_it_go_on(browser: Browser, address: str, jobs: dict[str, Job]) -> 
     with asking(browser, address) as visit:
         open_job(visit.page, "paused")
         confirm(visit.page, "Suspend", f"dtj suspend paused -n {job.namespace.name}")
-        # The kubelet of a busy machine can take a minute to notice that a pod ended.
+        # The kubelet of a busy machine can take a minute to notice that a pod ended, and to start one.
         job.wait(phase="Suspended")
         says(visit.page, "The job is suspended")
     with asking(browser, address) as visit:
         open_job(visit.page, "paused")
         confirm(visit.page, "Resume", f"dtj resume paused -n {job.namespace.name}")
+        job.wait(phase="Running")
         says(visit.page, "The job trains")
         assert job.hurry_to_the_end()["attempt"] == 2
         says(visit.page, "The job succeeded")

@@ -600,6 +600,16 @@ def test_what_was_torn_in_one_round_is_sent_once_the_next_one_has_written_it(tmp
     assert "model" in [key for key, _ in store.puts]
 
 
+def test_what_changed_shortly_before_a_program_ended_by_itself_is_sent_in_the_next_round(tmp_path):
+    model = tmp_path / "model.pt"
+    model.write_bytes(b"weights")
+    store = FakeStore()
+    uploader = FileUploader(store, [UploadSource(model, "model", replace(MODEL, quiet=0.0, interval=0.0))])
+    uploader.begin_round(None)
+    assert uploader.upload_pass(ended=False, died_ns=None)
+    assert "model" in [key for key, _ in store.puts]
+
+
 def test_backoff_grows_and_is_bounded():
     backoff = Backoff(longest=4)
     delays = [backoff.next_delay() for _ in range(40)]

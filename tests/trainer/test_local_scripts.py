@@ -205,9 +205,17 @@ if role != "chief":
 """
 
 
-@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    ("in_place", "strategy", "attempt"),
+    [(False, "InPlaceRestart", 1), (True, "InPlaceRestart", 1), (True, "Recreate", 2)],
+)
 def test_a_script_that_fails_a_second_after_each_save_goes_on_from_it(
-    start: Callable[..., DtjRun], tmp_path: Path, object_store: ObjectStore, in_place: bool
+    start: Callable[..., DtjRun],
+    tmp_path: Path,
+    object_store: ObjectStore,
+    in_place: bool,
+    strategy: str,
+    attempt: int,
 ) -> None:
     script = f"""
 import os, sys, time
@@ -223,11 +231,13 @@ time.sleep(1)
 sys.exit(3 if done == 0 else 0)
 """
     artifacts = {"uri": f"s3://{BUCKET}/{tmp_path.name}", "endpoint": object_store.endpoint}
-    run = start(write_job(tmp_path, "fails", ["python", "-c", script], artifacts=artifacts), "--s3=job")
+    policy = {"restartStrategy": strategy}
+    job = write_job(tmp_path, "fails", ["python", "-c", script], artifacts=artifacts, runPolicy=policy)
+    run = start(job, "--s3=job")
     output = run.ended()
     assert re.findall(r"\] going on from (\d)", output) == ["0", "1"]
     status = run.status("fails")
-    assert (status.attempt, status.restarts.application) == (2, 1)
+    assert (status.attempt, status.restarts.application) == (attempt, 1)
     assert numbers_kept(run, "fails") == [1, 2]
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -73,7 +72,7 @@ class OnePod:
                 attempt=1,
                 resume=job.resume,
                 keep=3,
-                settle_seconds=0.0,
+                settle_seconds=job.settle_seconds,
                 pod=f"worker-{number}",
                 peers=LoopbackPods.of(number, job.count, job.port) if job.count > 1 and job.serves else None,
                 shards=job.count > 1,
@@ -87,9 +86,9 @@ class OnePod:
         self.sync.restore(10)
         self.sync.start()
 
-    def end(self) -> None:
+    def end(self, *, closed: bool = False) -> None:
         self.runs = False
-        self.sync.program_died(time.time_ns())
+        self.sync.end_round(closed=closed)
 
     def begin(self, snapshot: tuple[int, int, str] | None) -> None:
         self.sync.begin_round(snapshot)
@@ -108,8 +107,10 @@ class Job:
         resume: str = "Auto",
         serves: bool = True,
         name: str = "job",
+        settle_seconds: float = 0.0,
     ) -> None:
         self.folder, self.count, self.resume, self.serves = folder, count, resume, serves
+        self.settle_seconds = settle_seconds
         self.step = 0
         self.began: int | None = None
         """The step of the snapshot that was named last."""
@@ -678,6 +679,21 @@ def test_both_folders_become_the_snapshot_whatever_they_were(
 # --- the pod around it ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("bucket", [True, False])
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_file_written_in_place_counts_at_once_if_its_program_ended_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool, bucket: bool
+) -> None:
+    with opened(Job(tmp_path, 1, bucket=bucket, settle_seconds=60.0), monkeypatch) as job:
+        write(job.first.folder, a="whole")
+        until(lambda: job.first.sync._pictures.nodes, "a look at the file")
+        job.first.end(closed=closed)
+        job.begin(job.named())
+        assert [node.path for node in walk(job.first.folder)] == (["a"] if closed else [])
+        if bucket and closed:
+            until(job.manifests, "the snapshot in the bucket")
+
+
 @pytest.fixture
 def pod(tmp_path: Path) -> Iterator[Pod]:
     info = contract.PodInfo(
@@ -709,7 +725,7 @@ def test_what_belongs_to_a_round_begins_anew(pod: Pod, tmp_path: Path) -> None:
     until(lambda: "firstStep" in pod.report()["phases"], "the first step")
     until(lambda: pod._sync.newest_picture(), "a picture")
     started = pod.report()["phases"]["started"]
-    pod.end_round()
+    pod.end_round(closed=False)
     snapshot = pod.newest_snapshot()
     assert isinstance(snapshot, Snapshot)
     pod.begin_round(1, snapshot)
@@ -727,7 +743,7 @@ def test_what_belongs_to_a_round_begins_anew(pod: Pod, tmp_path: Path) -> None:
 
 
 def test_a_snapshot_that_nobody_has_is_a_missing_prerequisite(pod: Pod) -> None:
-    pod.end_round()
+    pod.end_round(closed=False)
     with pytest.raises(PrerequisiteMissing, match=r"round 1 can't begin with checkpoint 5 of claim 1: "):
         pod.begin_round(1, Snapshot(1, 5, "0" * 64))
     pod.begin_round(1, None)

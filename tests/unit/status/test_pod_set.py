@@ -74,8 +74,8 @@ def test_a_pod_that_trains_is_not_unusual() -> None:
     assert view_pod(pod(NAMES[1])).unusual
 
 
-@given(st.lists(pods(), max_size=6), st.sampled_from(sorted(SHAPES)), st.integers(1, 3))
-def test_pods_are_divided_by_their_attempts(some: list[PodView], strategy: str, attempt: int) -> None:
+@given(st.lists(pods(), max_size=6).map(PodSet), st.sampled_from(sorted(SHAPES)), st.integers(1, 3))
+def test_pods_are_divided_by_their_attempts(some: PodSet, strategy: str, attempt: int) -> None:
     shape = SHAPES[strategy]
     others = attempt if shape.restarts_with is None else None
 
@@ -87,7 +87,7 @@ def test_pods_are_divided_by_their_attempts(some: list[PodView], strategy: str, 
     ]
 
 
-def test_a_set_is_kept_and_so_are_its_facts() -> None:
+def test_the_facts_of_a_set_are_kept() -> None:
     some = PodSet([view_pod(running(name)) for name in NAMES] + [view_pod(pod(NAMES[0], attempt=2))])
 
     assert some.named is some.named

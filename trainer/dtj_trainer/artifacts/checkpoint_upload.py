@@ -314,8 +314,8 @@ class CheckpointUploader:
             if node is None and mark:
                 self._on_demand.setdefault(mark, []).append(file)
 
-    def look_last(self, died_ns: int) -> None:
-        """Find the picture of programs that were killed. Any thread may call it."""
+    def look_last(self, died_ns: int | None) -> None:
+        """See `FolderPictures`. Any thread may call it."""
         self._pictures.look_last(died_ns)
 
     def unsent_saves(self, before: int) -> set[str]:

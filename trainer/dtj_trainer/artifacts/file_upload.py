@@ -97,8 +97,8 @@ class FileUploader:
         """By folder whose manifest is uploaded: its files as the manifest describes them."""
         self._torn: dict[Path, FileState] = {}
         """Files that are incomplete, as they were then."""
-        self._round_after: int | None = None
-        """When the programs of the round before died, until a pass takes the new round into account."""
+        self._before_round: tuple[int | None] | None = None
+        """When the programs of the round before died, if they did, until a pass takes the new round into account."""
         self.refused = RefusedFiles(clock.monotonic)
         self._lock = threading.Lock()
 
@@ -113,9 +113,9 @@ class FileUploader:
         skipped without an error, because the other sources still belong to this pod.
         """
         over = ended or died_ns is not None
-        if self._round_after is not None:
-            self._begin_round(self._round_after)
-            self._round_after = None
+        if self._before_round is not None:
+            self._begin_round(*self._before_round)
+            self._before_round = None
         self.store.uploads.abort_changed()
         errors = PassErrors(self.refused, last=over)
         growing = [source for source in self.sources if isinstance(source.rule, Growing)]
@@ -132,13 +132,16 @@ class FileUploader:
             with suppress(OSError):
                 self._torn[path] = state_of(path.stat())
 
-    def begin_round(self, died_ns: int) -> None:
-        """Note that other programs write from now on. What was incomplete at the death stays so until it changes."""
-        self._round_after = died_ns
+    def begin_round(self, died_ns: int | None) -> None:
+        """Note that other programs write from now on. What was incomplete at the death stays so until it changes.
 
-    def _begin_round(self, died_ns: int) -> None:
+        died_ns: None: the programs before ended by themselves.
+        """
+        self._before_round = (died_ns,)
+
+    def _begin_round(self, died_ns: int | None) -> None:
         for source in self.sources:
-            if isinstance(source.rule, Rule) and source.rule.unbroken:
+            if died_ns is not None and isinstance(source.rule, Rule) and source.rule.unbroken:
                 for path, _ in source.files(self._names):
                     with suppress(OSError):
                         if _is_broken(state := state_of(path.stat()), source.rule, died_ns):

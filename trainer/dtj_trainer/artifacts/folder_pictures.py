@@ -444,11 +444,14 @@ class FolderPictures:
         with self._lock:
             self._pictures, self._found = FolderState(self._settle_ns, last), None
 
-    def look_last(self, died_ns: int) -> None:
-        """Look at the folder of programs that were killed, and find the picture of the time before."""
+    def look_last(self, died_ns: int | None) -> None:
+        """Look at the folder, and find the last picture of programs that are gone.
+
+        died_ns: when they were killed; None: they ended by themselves.
+        """
         with self._lock:
             self.look(over=True)
-            found = self._pictures.found(died_ns=died_ns)
+            found = self._pictures.found(ended=died_ns is None, died_ns=died_ns)
             if isinstance(found, Picture):
                 self._on_complete(found)
 

@@ -264,9 +264,9 @@ class PictureWatch:
         with self._lock:
             return self._pass(ended=ended, died_ns=died_ns)
 
-    def look_last(self, died_ns: int) -> None:
-        """Take the picture of programs that were killed."""
-        self.watch_pass(ended=False, died_ns=died_ns)
+    def look_last(self, died_ns: int | None) -> None:
+        """See `FolderPictures`."""
+        self.watch_pass(ended=died_ns is None, died_ns=died_ns)
 
     def begin_round(self, manifest: Manifest | None) -> None:
         """Take the folder as it is now: this snapshot was put back; None: nothing is there."""

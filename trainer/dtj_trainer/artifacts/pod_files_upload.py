@@ -177,8 +177,8 @@ class PodFilesUploader:
         self.pictures.begin_round(Picture(dict(nodes), at_ns=time.time_ns()), manifest)
         self._round = manifest, nodes
 
-    def look_last(self, died_ns: int) -> None:
-        """Find the picture of programs that were killed. Any thread may call it."""
+    def look_last(self, died_ns: int | None) -> None:
+        """See `FolderPictures`. Any thread may call it."""
         self._pictures.look_last(died_ns)
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:

@@ -146,8 +146,8 @@ class PictureSource(Protocol):
     def nodes(self) -> Mapping[str, Node]:
         """The content of the folder at the last look."""
 
-    def look_last(self, died_ns: int) -> None:
-        """Find the picture of programs that were killed."""
+    def look_last(self, died_ns: int | None) -> None:
+        """Find the picture of programs that were killed at this time; None: that ended by themselves."""
 
     def begin_round(self, manifest: Manifest | None) -> None:
         """Take the folder as it is now."""
@@ -202,12 +202,12 @@ class RoundSnapshots:
 
     # --- the pod of rank 0 names a snapshot ------------------------------------------------------
 
-    def newest(self, source: PictureSource, died_ns: int) -> tuple[Manifest, str] | None:
+    def newest(self, source: PictureSource, died_ns: int | None) -> tuple[Manifest, str] | None:
         """Name the newest complete snapshot with its hash, and offer its files; None: there is none anywhere.
 
-        died_ns: when the programs died (wall clock, nanoseconds). A snapshot that the bucket does not have counts
-        only if no other pod has files of its own: they may be parts of it. Raises NotPutBack where there are
-        snapshots, and none of them can be had by all pods.
+        died_ns: when the programs were killed (wall clock, nanoseconds); None: they ended by themselves. A snapshot
+        that the bucket does not have counts only if no other pod has files of its own: they may be parts of it.
+        Raises NotPutBack where there are snapshots, and none of them can be had by all pods.
         """
         source.look_last(died_ns)
         found = self._newest(source)

@@ -345,6 +345,17 @@ class PodSync:
             self._foreign = None if restored.own else restored
         return snapshots
 
+    def end_round(self, *, closed: bool) -> None:
+        """Record that all programs of the pod are gone. closed: they ended by themselves, so that what they left is
+        complete. Otherwise what was incomplete at the first death stays incomplete. Uploads go on.
+        """
+        if self._died or not closed:
+            self.program_died(time.time_ns())
+            return
+        for loop in self._loops:
+            loop.program_ended()
+        self._pace.hurry()
+
     def newest_snapshot(self) -> tuple[Manifest, str] | None:
         """Name the newest complete snapshot, and its hash; None: there is none. Call it after `end_round`, in the pod
         of rank 0.
@@ -354,7 +365,7 @@ class PodSync:
         rounds, source = self._rounds, self._pictures
         assert rounds
         assert source
-        return rounds.newest(source, self._died_ns)
+        return rounds.newest(source, self._died_ns if self._died else None)
 
     def begin_round(self, snapshot: tuple[int, int, str] | None) -> None:
         """Make the checkpoints folder exactly this snapshot, and begin anew what belongs to a round.
@@ -375,7 +386,7 @@ class PodSync:
         if self._parts:
             self._parts.begin_round(manifest)
         if self._files:
-            self._files.begin_round(self._died_ns)
+            self._files.begin_round(self._died_ns if self._died else None)
         self._restored = self._restored_by(manifest) if manifest else None
         with suppress(OSError):
             self._unuploaded.restored = {path.name for path in self._settings.checkpoints.iterdir()}

@@ -115,8 +115,14 @@ class SyncLoop:
             self._died_ns = self._died_ns or died_ns
             self._hand_over()
 
+    def program_ended(self) -> None:
+        """Record that the program ended by itself: what it left is complete."""
+        with self._changed:
+            self._ended = True
+            self._hand_over()
+
     def program_began(self) -> None:
-        """Record that another program begins: no death counts any more. Passes run at a low priority again."""
+        """Record that another program begins: no end counts any more. Passes run at a low priority again."""
         with self._changed:
             self._died_ns, self._ended = None, False
             if self._beside_program and not self._in_background and self._thread.is_alive():

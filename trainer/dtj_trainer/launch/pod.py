@@ -401,12 +401,9 @@ class Pod:
         """
         self._sync.program_died(at_ns)
 
-    def end_round(self) -> None:
-        """Record that all programs of the pod are gone. What was incomplete at the first death stays incomplete.
-
-        Uploads go on.
-        """
-        self._sync.program_died(time.time_ns())
+    def end_round(self, *, closed: bool) -> None:
+        """Record that no program of the pod is left. closed: all ended by themselves. Uploads go on."""
+        self._sync.end_round(closed=closed)
 
     def newest_snapshot(self) -> Snapshot | None:
         """Name the newest complete checkpoint of this pod, which has rank 0, uploaded or not; None: there is none.

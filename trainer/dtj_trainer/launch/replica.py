@@ -304,7 +304,7 @@ class Replica:
         if self._start.check:
             self._start.check.stop()
         self._forget_failures()
-        pod.end_round()
+        pod.end_round(closed=not any(cut_off(each.end, each.report) for each in self._start.group.ended))
         if why := self._leftovers.remove(self._may_not_start(pod)):
             self._joined.leave(why)
         else:

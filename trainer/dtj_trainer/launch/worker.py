@@ -226,6 +226,11 @@ class RankSupervisor:
             self._changed.wait_for(lambda: not self._running, KILL_SECONDS)
 
     @property
+    def all_closed(self) -> bool:
+        """Whether the programs of all ranks of this round ended by themselves."""
+        return self._all_closed and not self._starting
+
+    @property
     def runs(self) -> bool:
         """Whether a rank runs."""
         return bool(self._running)
@@ -476,7 +481,7 @@ class Worker:
         if not supervisor.end_round():
             return  # The pod has succeeded meanwhile, and has said so.
         pod.note_torn(self._leftovers.end_processes(supervisor.kill))
-        pod.end_round()
+        pod.end_round(closed=supervisor.all_closed)
         why = self._leftovers.remove(lambda: self._stopping)
         if why or supervisor.runs:
             self._leave(supervisor, why or "has ranks that SIGKILL does not end")
