@@ -123,7 +123,7 @@ def longest_pause(job: Job) -> float:
 
 
 def told_as_lost_once(status: Manifest, lost: str) -> None:
-    assert status["restarts"] == {"application": 0, "infrastructure": 1}
+    assert status["restarts"] == {"application": 0, "infrastructure": 1}, str(status["failure"])
     assert status["failure"]["pod"] == lost
 
 

@@ -84,6 +84,16 @@ def test_a_host_that_told_its_failure_may_go_away_then():
     assert decided(FAILED, [told(0, 3)], lost=["job-worker-0.job.ns.svc"])["class"] == "ApplicationError"
 
 
+def test_a_rank_that_was_killed_just_before_its_host_went_away_is_no_cause():
+    killed = told(0, 137, "Signal", signal=9)
+    message = decided(FAILED, [killed], lost=["job-worker-0.job.ns.svc"])
+    assert (message["class"], message["host"]) == ("ConnectionLost", "job-worker-0.job.ns.svc")
+    assert message["message"].endswith("(it does not answer); then rank 0 on job-worker-0: rank 0's message")
+    assert decided(FAILED, [killed])["class"] == "Signal"
+    aborted = told(0, 134, "Signal", signal=6)
+    assert decided(FAILED, [aborted], lost=["job-worker-0.job.ns.svc"])["class"] == "Signal"
+
+
 @pytest.mark.parametrize(
     "cause",
     [

@@ -126,10 +126,12 @@ def decide(
         }
     if causes and causes[0]["class"] in _OWN_CHECKS:
         return _without_stopped(causes[0])
+    # A rank that was killed by SIGKILL, on a host that no longer answers, may have died with its pod or its node.
+    own = [each for each in causes if each.get("signal") != signal.SIGKILL]
     lost = {
         host: reason
         for host, reason in lost_hosts().items()
-        if not any(_is_host(host, each.get("host", "")) for each in causes)
+        if not any(_is_host(host, each.get("host", "")) for each in own)
     }
     if lost:
         return _connection_lost(end, lost, causes)
