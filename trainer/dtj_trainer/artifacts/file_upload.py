@@ -98,7 +98,7 @@ class FileUploader:
         self._torn: dict[Path, FileState] = {}
         """Files that are incomplete, as they were then."""
         self._before_round: tuple[int | None] | None = None
-        """When the programs of the round before died, if they did, until a pass takes the new round into account."""
+        """The argument of `begin_round`, until a pass takes the new round into account."""
         self.refused = RefusedFiles(clock.monotonic)
         self._lock = threading.Lock()
 
@@ -135,7 +135,7 @@ class FileUploader:
     def begin_round(self, died_ns: int | None) -> None:
         """Note that other programs write from now on. What was incomplete at the death stays so until it changes.
 
-        died_ns: None: the programs before ended by themselves.
+        died_ns: when the programs before were killed; None: they ended by themselves.
         """
         self._before_round = (died_ns,)
 

@@ -147,7 +147,9 @@ class PictureSource(Protocol):
         """The content of the folder at the last look."""
 
     def look_last(self, died_ns: int | None) -> None:
-        """Find the picture of programs that were killed at this time; None: that ended by themselves."""
+        """Find the last picture of programs that are gone. died_ns: when they were killed; None: they ended by
+        themselves.
+        """
 
     def begin_round(self, manifest: Manifest | None) -> None:
         """Take the folder as it is now."""

@@ -114,6 +114,11 @@ class ProgramGroup:
         """
         return sorted(self._ended, key=lambda each: each.end.at)
 
+    @property
+    def closed(self) -> bool:
+        """Whether all programs that have ended did so by themselves: the files that they wrote are complete."""
+        return not any(cut_off(each.end, each.report) for each in self._ended)
+
     def take(self, event: MemberEnd, pod: Pod) -> Ended:
         """Take in the end of a program."""
         member, end = event.member, event.end

@@ -22,7 +22,6 @@ from typing import Any
 from dtj_trainer import contract
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.failure import (
-    cut_off,
     explain,
     forget_failures,
     rank_exit,
@@ -304,7 +303,7 @@ class Replica:
         if self._start.check:
             self._start.check.stop()
         self._forget_failures()
-        pod.end_round(closed=not any(cut_off(each.end, each.report) for each in self._start.group.ended))
+        pod.end_round(closed=self._start.group.closed)
         if why := self._leftovers.remove(self._may_not_start(pod)):
             self._joined.leave(why)
         else:
@@ -447,7 +446,7 @@ class Replica:
             self._succeeded = True
             if number := self._stop_signal:
                 self._told_to_stop(number)
-        closed = first is not None and not any(cut_off(each.end, each.report) for each in ended)
+        closed = first is not None and self._start.group.closed
         stopped = any(each.end.stopped for each in ended) and not (self._start.killed and stop_signal is None)
         try:
             pod.finish(ended=closed, timeout=self._sync_seconds(pod, stopped=stopped))
