@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty
 
 import pytest
 from tests.patience import PATIENCE
@@ -35,6 +35,7 @@ from tests.trainer.test_launch_mpi import make_job as make_ssh_job  # noqa: F401
 from tests.trainer.test_spares import Folder, folder, hurried  # noqa: F401 - a fixture
 
 from dtj_trainer.launch.control import ControlServer
+from dtj_trainer.launch.event_queue import EventQueue
 from dtj_trainer.launch.processes import adopt_orphans, children_by_parent
 from dtj_trainer.launch.rank_starts import RankStarts, Request
 from dtj_trainer.launch.spare import Spares
@@ -249,7 +250,7 @@ class OneAgent:
 
     def __init__(self, files: Folder) -> None:
         self.folder = files
-        self.requests: SimpleQueue[Request] = SimpleQueue()
+        self.requests: EventQueue[Request] = EventQueue()
         self.spares = Spares()
         self.starts = RankStarts(self.spares, self.requests.put)
         self.path = files.path / "socket"
@@ -405,7 +406,7 @@ def test_a_wrapper_that_ends_while_it_asks_leaves_no_program(agent, folder):  # 
     folder.write("stays.py", "import library, time; time.sleep(10000)")
     waiting = agent.spare_ready()
     wrapper = agent.wrapper(sys.executable, "stays.py")
-    until(lambda: not agent.requests.empty(), "the wrapper asks")
+    until(lambda: agent.requests._events, "the wrapper asks")
     wrapper.kill()
     agent.serve()
     agent.until(lambda: gone(waiting) or agent.seat.spare, "no program runs")
@@ -424,7 +425,7 @@ def test_a_rank_of_another_round_takes_no_spare(agent, folder):  # noqa: F811
 def test_a_closed_agent_answers_without_the_main_thread(agent, folder):  # noqa: F811
     folder.write("program.py", "print('ran')")
     wrapper = agent.wrapper(sys.executable, "program.py")
-    until(lambda: not agent.requests.empty(), "the wrapper asks")
+    until(lambda: agent.requests._events, "the wrapper asks")
     agent.starts.close()
     wrapper.wait(60)
     assert json.loads(wrapper.stdout.read())[:2] == ["ran\n", 0]

@@ -15,13 +15,14 @@ import threading
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import NamedTuple, cast
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sync import PodSync
 from dtj_trainer.contract.failure_class import FailureClass
+from dtj_trainer.launch.event_queue import EventQueue
 from dtj_trainer.launch.failure import classify, signal_name
 from dtj_trainer.launch.leftovers import Leftovers
 from dtj_trainer.launch.mpirun_hosts import RankHosts, Start, rank_hosts, worker_names
@@ -414,7 +415,7 @@ class Launcher:
         self._command = command
         self._phases = PhaseLog()
         self._grace = Grace()
-        self._events: SimpleQueue[ProgramEnd | AgentAction | signal.Signals] = SimpleQueue()
+        self._events: EventQueue[ProgramEnd | AgentAction | signal.Signals] = EventQueue()
         self._rounds: LauncherRounds | None = None
         self._ranks: RanksRun | None = None
         """The latest start."""

@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any
 
 from dtj_trainer import contract
 from dtj_trainer.contract.failure_class import FailureClass
+from dtj_trainer.launch.event_queue import EventQueue
 from dtj_trainer.launch.failure import (
     explain,
     forget_failures,
@@ -150,7 +151,7 @@ class Replica:
         long."""
         self._alone = settings.pod.slots >= settings.world_size
         """Whether the job has no other pod with ranks."""
-        self._events: SimpleQueue[object] = SimpleQueue()
+        self._events: EventQueue[object] = EventQueue()
         """What the main thread has to do: MemberEnd, Leaves, and the actions of the rounds' agent."""
         self._start = self._new_start({})
         self._handlers: dict[int, Any] = {}

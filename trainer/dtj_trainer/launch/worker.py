@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty
 
 from dtj_trainer import contract
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.control import Answer, Attached, ControlServer
+from dtj_trainer.launch.event_queue import EventQueue
 from dtj_trainer.launch.leftovers import Leftovers
 from dtj_trainer.launch.peers import joined
 from dtj_trainer.launch.pod import (
@@ -323,8 +324,8 @@ class Worker:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stopping = False
-        self._actions: SimpleQueue[AgentAction | Request | None] = SimpleQueue()
-        """What rounds and ranks ask for. None only wakes the loop."""
+        self._actions: EventQueue[AgentAction | Request] = EventQueue()
+        """What rounds and ranks ask for."""
         self._agent = Agent(settings.peer_timeout)
         self._link: RoundLink | None = None
         """The connection to the launcher's agent; None in a pod without rounds."""
@@ -457,7 +458,7 @@ class Worker:
         self._happened(lambda agent, _: agent.leave(why))
         supervisor.no_round_follows()
 
-    def _carry_out(self, action: AgentAction | Request | None, pod: Pod, supervisor: RankSupervisor) -> None:
+    def _carry_out(self, action: AgentAction | Request, pod: Pod, supervisor: RankSupervisor) -> None:
         """Carry out what the agent decided. Raises PrerequisiteMissing."""
         match action:
             case EndPrograms(number):
@@ -527,8 +528,6 @@ class Worker:
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
-        # CPython's SimpleQueue.get waits without end if its timeout passes while it handles a signal.
-        self._actions.put(None)
 
     def _last_sync(self, pod: Pod, *, ended: bool, timeout: float | None = None) -> bool:
         try:
