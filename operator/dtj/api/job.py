@@ -82,6 +82,12 @@ class Job:
     """The values of the fields below, computed from the spec once. A copy of the job takes them over."""
     short_uid: str = field(init=False, repr=False, compare=False)
     """The first part of the uid. It distinguishes this job from earlier jobs of the same name in the bucket."""
+    service: str = field(init=False, repr=False, compare=False)
+    """The name of the headless Service that gives each pod a DNS name."""
+    domain: str = field(init=False, repr=False, compare=False)
+    """The DNS name of the Service, and the end of the DNS names of the pods, whatever the cluster's domain is."""
+    config_map: str = field(init=False, repr=False, compare=False)
+    """The name of the ConfigMap with the hostfile, the ssh configuration and the start scripts."""
     artifacts_uri: str | None = field(init=False, repr=False, compare=False)
     """The job's own prefix in the bucket; None for a job without spec.artifacts."""
     attempt: int = field(init=False, repr=False, compare=False)
@@ -119,7 +125,15 @@ class Job:
         if artifacts is not None:
             uri = f"{artifacts.uri.rstrip('/')}/{self.namespace}/{self.name}-{short_uid}"
         vars(self).update(
-            known, resolved=known, short_uid=short_uid, artifacts_uri=uri, **course_of(self.status)
+            known,
+            resolved=known,
+            short_uid=short_uid,
+            service=self.name,
+            domain=f"{self.name}.{self.namespace}.svc",
+            # mpi-operator makes a ConfigMap called `<job>-config`.
+            config_map=f"{self.name}-dtj" if known["by_mpi_operator"] else f"{self.name}-config",
+            artifacts_uri=uri,
+            **course_of(self.status),
         )
 
 

@@ -1,4 +1,4 @@
-"""Deterministic names of a job's objects."""
+"""Deterministic names of a job's objects. `Job` has those that follow from the job alone."""
 
 from __future__ import annotations
 
@@ -11,28 +11,13 @@ _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def pod_name(job: str, role: str, index: int) -> str:
-    """Name, and host name, of one replica."""
+    """Name of one replica. The DNS name of its pod is `<name>.<domain of the job>`."""
     return f"{job}-{role}-{index}"
-
-
-def service_name(job: str) -> str:
-    """Name of the headless Service that gives every replica a DNS name."""
-    return job
-
-
-def config_name(job: str) -> str:
-    """Name of the ConfigMap with the hostfile, the ssh configuration and the start scripts."""
-    return f"{job}-config"
 
 
 def tensorboard_name(job: str) -> str:
     """Name of the Deployment and the Service of the job's own TensorBoard."""
     return f"{job}-tensorboard"
-
-
-def mpijob_config_name(job: str) -> str:
-    """Name of the ConfigMap of a job that is an MPIJob: mpi-operator makes one called `<job>-config`."""
-    return f"{job}-dtj"
 
 
 def ssh_secret_name(job: str, suffix: str) -> str:
@@ -52,26 +37,6 @@ def network_policy_name(job: str, short_uid: str) -> str:
 def record_name(job: str, short_uid: str, attempt: int, *, ended: bool) -> str:
     """Name of the pod that records the end of a job in an attempt, or its suspension before the attempt."""
     return f"{job}-{'record' if ended else 'suspension'}-{short_uid}-{attempt}"
-
-
-def host_name(job: str, namespace: str, role: str, index: int) -> str:
-    """DNS name of one replica, valid whatever the cluster's domain is."""
-    return host_of(job, namespace, f"{role}-{index}")
-
-
-def host_of(job: str, namespace: str, replica: str) -> str:
-    """DNS name of the replica `<role>-<index>`."""
-    return dns_name(f"{job}-{replica}", job, namespace)
-
-
-def dns_name(pod: str, job: str, namespace: str) -> str:
-    """DNS name of the pod with this name."""
-    return f"{pod}.{domain_of(job, namespace)}"
-
-
-def domain_of(job: str, namespace: str) -> str:
-    """DNS name of the job's Service, and the end of the DNS names of its pods."""
-    return f"{service_name(job)}.{namespace}.svc"
 
 
 def role_of(pod: str) -> str:

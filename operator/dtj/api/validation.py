@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from dtj.api.job import Fault, Job
 from dtj.api.mpijob import LONGEST_QUEUE, MOUNTS, QUEUE_ANNOTATIONS, VOLUMES
-from dtj.api.names import LABEL_LENGTH, host_name, is_dns_label, is_namespace, pod_name, tensorboard_name
+from dtj.api.names import LABEL_LENGTH, is_dns_label, is_namespace, pod_name, tensorboard_name
 from dtj.api.pod_template import (
     CODE_VOLUME,
     CONFIG_VOLUME,
@@ -364,7 +364,7 @@ def _run_policy(job: Job) -> Iterator[Fault]:
 
 def peer_list_bytes(job: Job) -> int:
     """Size of the list of pods that the strategy of a job writes into the job's ConfigMap."""
-    hosts = {role: host_name(job.name, job.namespace, role, 0) for role in job.pods}
+    hosts = {role: f"{pod_name(job.name, role, 0)}.{job.domain}" for role in job.pods}
     return job.rules.peer_list_bytes(hosts, job.pods, job.procs)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dtj.api.job import Manifest
-from dtj.api.names import pod_name, service_name
+from dtj.api.names import pod_name
 from dtj.convert.notes import Notes
 from dtj.convert.tensorflow import is_lone_leader
 
@@ -102,7 +102,7 @@ class _Names:
             number += 1  # The master becomes worker 0 in dtj, and worker 0 becomes worker 1.
         if self._lone_leader or self._field == "pytorchReplicaSpecs":
             role = "worker"
-        return ".".join([pod_name(self._job, role, number), service_name(self._job), *domain])
+        return ".".join([pod_name(self._job, role, number), self._job, *domain])
 
 
 def _with_containers(replica: Any, names: _Names, path: str, notes: Notes) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from dtj.api.horovod import HOROVOD, LAUNCHER, WORKER
 from dtj.api.job import Manifest
-from dtj.api.names import pod_name, service_name
+from dtj.api.names import pod_name
 from dtj.convert.form import KubeflowReplica, MPIJobSpec
 from dtj.convert.kind import KindRules, OriginalJob
 from dtj.convert.mpirun import Launch, NoProgram, parse_launch
@@ -276,7 +276,7 @@ def _start_ranks(
     if not launcher.program[0]:
         notes.add(where, None, "not given: args are now the command, and the image's entrypoint does not run")
     values = {name: variable.get("value") for name, variable in launcher.env.items()}
-    hosts = [f"{pod_name(job, 'worker', index)}.{service_name(job)}" for index in range(worker.replicas)]
+    hosts = [f"{pod_name(job, 'worker', index)}.{job}" for index in range(worker.replicas)]
     try:
         launch = parse_launch(words, values)
         if launch.hydra:

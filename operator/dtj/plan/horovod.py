@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dtj.api.horovod import HOROVOD, LAUNCHER, WORKER
 from dtj.api.job import Job, Manifest
-from dtj.api.names import host_name, pod_name, ssh_secret_name
+from dtj.api.names import pod_name, ssh_secret_name
 from dtj.api.pod_template import CONFIG_VOLUME, SSH_VOLUME, own_program
 from dtj.api.shape import Replica, shape_of
 from dtj.api.spec import ReplicaSpec, Resources
@@ -23,7 +23,6 @@ from dtj.plan.pods import (
     history_environment,
     metadata,
     ranks_info,
-    rounds_of,
 )
 from dtj.plan.recipe import Recipe, address
 from dtj.plan.start import config_map, script
@@ -130,13 +129,18 @@ def horovod_plan(job: Job) -> Plan:
         mounts=[ssh_mount, mpi_mount],
         volumes=volumes,
     )
-    if launcher.info.rounds:
+    if rounds := worker.info.rounds:
         # The agents of the workers join that of the launcher.
         place = {
             contract.ENV_START_BARRIER: address(pod_name(job.name, LAUNCHER, 0), contract.START_BARRIER_PORT)
         }
         ports = {"start-barrier": contract.START_BARRIER_PORT}
-        launcher = replace(launcher, environment={**launcher.environment, **place}, ports=ports)
+        launcher = replace(
+            launcher,
+            info=replace(launcher.info, rounds=rounds),
+            environment={**launcher.environment, **place},
+            ports=ports,
+        )
         worker = replace(worker, environment={**worker.environment, **place})
 
     def recipe(replica: Replica) -> Recipe:
@@ -191,7 +195,7 @@ def hostfile(job: Job, workers: int) -> str:
     """Return Open MPI's list of hosts."""
     slots = job.procs
     return "".join(
-        f"{host_name(job.name, job.namespace, WORKER, index)} slots={slots}\n" for index in range(workers)
+        f"{pod_name(job.name, WORKER, index)}.{job.domain} slots={slots}\n" for index in range(workers)
     )
 
 
@@ -211,7 +215,7 @@ def launcher_recipe(job: Job, spec: ReplicaSpec, env: Mapping[str, str]) -> Reci
     """Return the recipe of the launcher. A command of its own starts the ranks itself."""
     return Recipe(
         spec=spec,
-        info=contract.PodInfo(role=LAUNCHER, index=0, rounds=rounds_of(job)),
+        info=contract.PodInfo(role=LAUNCHER, index=0),
         program=[*job.own_command, *job.spec.args],
         environment=env,
         serves_progress=False,

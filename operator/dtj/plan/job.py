@@ -88,7 +88,8 @@ def plan_job(
     operator_namespace: the plan has a NetworkPolicy that lets the operator in this namespace reach the pods; None:
     the plan has no NetworkPolicy.
     """
-    job = replace(job, pod_user=pod_user)
+    if job.pod_user != pod_user:
+        job = replace(job, pod_user=pod_user)
     plan = with_gang(job, plan_without_gang(job, tensorboard_image))
     if operator_namespace is None:
         return plan

@@ -22,8 +22,7 @@ from dtj.api.mpijob import (
     QUEUE_ANNOTATIONS,
     QUEUE_LABELS,
 )
-from dtj.api.names import mpijob_config_name
-from dtj.api.pod_template import CONFIG_VOLUME, own_program
+from dtj.api.pod_template import own_program
 from dtj.api.shape import Replica, Shape
 from dtj.plan.code import path_over_ssh
 from dtj.plan.horovod import (
@@ -69,7 +68,6 @@ def mpijob_plan(job: Job) -> Plan:
             **SCRIPTS,
             _SCRIPT: script(_SCRIPT),
         },
-        mpijob_config_name(job.name),
     )
     return replace(native, config=config, ssh_secret=None, mpijob=_mpijob(job, shape))
 
@@ -147,9 +145,8 @@ def _launcher(job: Job, first: Replica) -> Manifest:
 
 
 def _template(job: Job, first: Replica, recipe: Recipe) -> Manifest:
-    config = {"name": CONFIG_VOLUME, "configMap": {"name": mpijob_config_name(job.name)}}
     common = Common(job)
-    ours = complete(common, first, replace(recipe, script=_SCRIPT, volumes=[config]))
+    ours = complete(common, first, replace(recipe, script=_SCRIPT))
     pod = replica_pod(common, first, ours)
     labels = {name: value for name, value in pod["metadata"]["labels"].items() if name != LABEL_INDEX}
     own_metadata: Manifest = {"labels": labels | {LABEL_UID: job.uid}}

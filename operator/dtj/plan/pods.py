@@ -22,7 +22,7 @@ from dtj.api.identity import (
     MANAGER,
 )
 from dtj.api.job import POD_USER, Job, Manifest, written
-from dtj.api.names import config_name, host_of, pod_name, service_name, together
+from dtj.api.names import pod_name, together
 from dtj.api.pod_template import (
     CONFIG_VOLUME,
     DATA_CACHE_VOLUME,
@@ -264,7 +264,7 @@ def headless_service(job: Job) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(job, service_name(job.name)),
+        "metadata": metadata(job, job.service),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -281,7 +281,7 @@ def restoring_peers(job: Job, pods: Mapping[str, int]) -> contract.Peers | None:
     """
     if sum(pods.values()) < 2 or (job.spec.artifacts is None and not job.restarts_in_place):
         return None
-    return contract.Peers(host_of(job.name, job.namespace, contract.Peers.POD), pods)
+    return contract.Peers(f"{job.name}-{contract.Peers.POD}.{job.domain}", pods)
 
 
 def rounds_of(job: Job) -> contract.Rounds | None:
@@ -334,16 +334,6 @@ class Common:
     """What the pods of a job have in common, worked out when the first of them is made."""
 
     job: Job
-
-    @cached_property
-    def service(self) -> str:
-        """Name of the Service."""
-        return service_name(self.job.name)
-
-    @cached_property
-    def config(self) -> str:
-        """Name of the ConfigMap."""
-        return config_name(self.job.name)
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -425,7 +415,7 @@ def replica_pod(common: Common, replica: Replica, recipe: Recipe) -> Manifest:
         "metadata": metadata(job, replica.name, replica_labels(replica, recipe.info)),
         "spec": {
             "hostname": replica.name,
-            "subdomain": common.service,
+            "subdomain": job.service,
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -437,7 +427,7 @@ def replica_pod(common: Common, replica: Replica, recipe: Recipe) -> Manifest:
                 {"name": WORKSPACE_VOLUME, "emptyDir": {}},
                 {"name": RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
                 {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory"}},
-                {"name": CONFIG_VOLUME, "configMap": {"name": common.config}},
+                {"name": CONFIG_VOLUME, "configMap": {"name": job.config_map}},
             ],
             **_placement(job, recipe.spec),
         },
@@ -497,7 +487,7 @@ def _variables(common: Common, recipe: Recipe) -> list[Manifest]:
         if isinstance(value, str):
             texts.append({"name": name, "value": str(value)})
         elif isinstance(value, FromConfig):
-            key = {"name": common.config, "key": value.file}
+            key = {"name": common.job.config_map, "key": value.file}
             files.append({"name": name, "valueFrom": {"configMapKeyRef": key}})
         else:
             texts.append({"name": name, "value": rendered(value, common.render)})

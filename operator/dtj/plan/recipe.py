@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import PurePosixPath
 
 from dtj.api.job import Job, Manifest
-from dtj.api.names import domain_of
 from dtj.api.pod_template import TRAINER_CONTAINER, own_trainer
 from dtj.api.spec import ReplicaSpec
 from dtj.plan.merge import merged
@@ -179,12 +178,11 @@ def rendered(text: Text, render: Render) -> str:
 
 def in_cluster(job: Job) -> Render:
     """Return how hosts, ports and files are named in a cluster."""
-    domain = domain_of(job.name, job.namespace)
 
     def render(part: Part) -> str:
         match part:
             case Host(pod):
-                return f"{pod}.{domain}"
+                return f"{pod}.{job.domain}"
             case Port(number=number):
                 return str(number)
             case File(folder, name):

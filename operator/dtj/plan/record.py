@@ -11,7 +11,7 @@ from typing import Any
 
 from dtj.api.identity import LABEL_MANAGED_BY, LABEL_RECORD, MANAGER
 from dtj.api.job import Job, Manifest
-from dtj.api.names import config_name, mpijob_config_name, record_name
+from dtj.api.names import record_name
 from dtj.api.status import JobStatus
 from dtj.plan.code import code_pod_spec
 from dtj.plan.pods import (
@@ -68,7 +68,6 @@ def record_pod(job: Job, status: JobStatus, pods: Sequence[RecordedPod], time: s
 
 def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
     """Return the record pod of a job without its metadata. env: variables besides those of the job's bucket."""
-    config = mpijob_config_name if job.by_mpi_operator else config_name
     pod: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -101,7 +100,7 @@ def record_template(job: Job, image: str, env: Mapping[str, str]) -> Manifest:
             ],
             "volumes": [
                 # A job that failed because its spec is invalid has no ConfigMap.
-                {"name": "config", "configMap": {"name": config(job.name), "optional": True}},
+                {"name": "config", "configMap": {"name": job.config_map, "optional": True}},
                 {"name": "tmp", "emptyDir": {"sizeLimit": "10Mi"}},
                 *_code_volumes(job),
             ],

@@ -8,7 +8,6 @@ from functools import cache, lru_cache
 from importlib.resources import files
 
 from dtj.api.job import Job, Manifest, written
-from dtj.api.names import config_name
 from dtj.api.yaml_text import dump
 from dtj.plan.pods import metadata
 from dtj.plan.recipe import START_SCRIPT
@@ -20,12 +19,12 @@ START = ("/bin/sh", str(contract.CONFIG_DIR / START_SCRIPT))
 """The command of every container, before the words of the program."""
 
 
-def config_map(job: Job, extra: Mapping[str, str], name: str | None = None) -> Manifest:
+def config_map(job: Job, extra: Mapping[str, str]) -> Manifest:
     """Return the ConfigMap mounted at /etc/dtj: the start script, the job file, and what the strategy adds."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(job, name or config_name(job.name)),
+        "metadata": metadata(job, job.config_map),
         "data": {
             **extra,
             START_SCRIPT: script(START_SCRIPT),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from dtj.api.job import InvalidJob, read_job
-from dtj.api.names import host_name, is_dns_label, pod_name, ssh_secret_name
+from dtj.api.names import is_dns_label, pod_name, ssh_secret_name
 from dtj.api.validation import faults
 from tests.unit.support.jobs import job, manifest
 
 
 def test_names_say_whose_they_are() -> None:
     assert pod_name("mnist", "worker", 3) == "mnist-worker-3"
-    assert host_name("mnist", "ml", "worker", 3) == "mnist-worker-3.mnist.ml.svc"
+    assert job().domain == "mnist.ml.svc"
     assert ssh_secret_name("mnist", job().short_uid) == "mnist-ssh-5b6a1f0e"
 
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtj.api.job import Job, Manifest, read_job
-from dtj.api.names import LABEL_LENGTH, host_name
+from dtj.api.names import LABEL_LENGTH
 from dtj.api.validation import faults
 from dtj.operator_flags import read_flags
 from dtj.plan.horovod import ssh_secret, sshd_config
@@ -70,7 +70,7 @@ def test_pods_that_restore_know_each_others_hosts_in_a_form_of_one_size(strategy
         assert info.peers
         assert info.peers.count == 5000
         assert info.peers.number_of("worker", info.index) == info.index
-        assert info.peers.host_of(4999) == host_name(made.name, made.namespace, "worker", 4999)
+        assert info.peers.host_of(4999) == f"{made.name}-worker-4999.{made.domain}"
 
 
 def test_recreated_pods_without_artifacts_and_single_pods_have_no_peers() -> None:

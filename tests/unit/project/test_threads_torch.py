@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from dtj.api.job import Manifest
-from dtj.api.names import host_name
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.plan.pods import trainer_container
@@ -54,7 +53,7 @@ def test_each_attempt_has_the_same_address_and_another_port(command: list[str]) 
     attempts = [environments(plan(attempt=number, command=command)) for number in (1, 2, 3, 101)]
     addresses = [{(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in each} for each in attempts]
 
-    master = host_name("mnist", "ml", "worker", 0)
+    master = "mnist-worker-0.mnist.ml.svc"
     assert addresses == [{(master, port)} for port in ("29501", "29502", "29503", "29501")]
 
 

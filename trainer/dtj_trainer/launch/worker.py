@@ -82,7 +82,8 @@ class RankSupervisor:
         """The running ranks, by rank."""
         self._starting = 0
         """Ranks that may start their programs, and have not attached yet."""
-        self._all_closed = True
+        self._closed = True
+        """Whether the programs that have ended so far ended by themselves."""
         self._failed = False
         self._opened = False
         self._closed_by: PrerequisiteMissing | None = None
@@ -180,7 +181,7 @@ class RankSupervisor:
         self._pod.programs.ended(str(rank.rank))
         with self._changed:
             self._running.pop(rank.rank)
-            self._all_closed &= not cut_off
+            self._closed &= not cut_off
             self._failed |= failed
             if not self._running:
                 self._pod.phases.reached("programEnded")
@@ -196,7 +197,7 @@ class RankSupervisor:
             if self._is_past(number):
                 return _OTHER_ROUND
             self._finished = True
-            ended, failed = self._all_closed, self._failed
+            ended, failed = self._closed, self._failed
         if not failed:
             self._on_success()
         with self._finishing:
@@ -228,8 +229,8 @@ class RankSupervisor:
 
     @property
     def all_closed(self) -> bool:
-        """Whether the programs of all ranks of this round ended by themselves."""
-        return self._all_closed and not self._starting
+        """Whether the programs of all ranks of this round have ended by themselves."""
+        return self._closed and not self._starting and not self._running
 
     @property
     def runs(self) -> bool:
@@ -249,7 +250,7 @@ class RankSupervisor:
             _signal_group(rank.program_pid, signal.SIGKILL)
         with self._changed:
             self._changed.wait_for(lambda: not self._running, 2.0)
-            return self._all_closed and not self._running
+            return self.all_closed
 
 
 def _ask_to_end(rank: Attached) -> None:
