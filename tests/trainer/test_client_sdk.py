@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.trainer.conftest import REPOSITORY, ObjectStore
 from tests.unit.support.configured_cluster import configured_cluster
 from tests.unit.support.http_cluster import HttpCluster
 from tests.unit.support.jobs import stored
 from tests.unit.support.pods import stored_pod
+from tests.unit.support.waiting import until
 
 from dtj.client import (
     Artifacts,
@@ -248,6 +250,50 @@ async def test_logs_of_a_job_without_pods_come_from_the_bucket(
         assert found == lines
         with pytest.raises(NotFound, match="no such logs of attempt 3"):
             await anext(client.logs("of-buckets", LogQuery(attempt=3)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "pods", "printed"),
+    [
+        (
+            {
+                "strategy": "ParameterServer",
+                "replicaSpecs": {"worker": {"replicas": 2}, "ps": {"replicas": 1}, "chief": {}},
+            },
+            ["chief-0", "worker-0", "ps-0"],
+            {"chief-0: read", "worker-0: read", "ps-0: read", "worker-1: of the bucket"},
+        ),
+        ({}, [], {"launcher-0: of the bucket", "rank 1: of the bucket"}),
+        ({}, ["launcher-0"], {"launcher-0: read"}),
+    ],
+)  # fmt: skip
+async def test_a_follower_brings_the_logs_of_pods_that_went_too_soon_from_the_bucket(
+    server: HttpCluster, object_store: ObjectStore, spec: dict[str, Any], pods: list[str], printed: set[str]
+) -> None:
+    store = open_store("s3://training/missed/ml/mnist-uid")
+    for source in ("launcher-0", "rank-1", "chief-0", "worker-0", "worker-1", "ps-0"):
+        line = "of the bucket\n" if source != "launcher-0" else "of the bucket\n[rank 1] of the bucket\n"
+        store.put_bytes(f"logs/attempt-1/{source}.log", line.encode())
+    server.cluster.put(stored(artifacts={"uri": "s3://training/missed"}, **spec))
+    for name in pods:
+        server.cluster.put(stored_pod(f"mnist-{name}"))
+        server.logs.print(f"mnist-{name}", "2026-11-21T12:00:01Z read")
+    found: list[str] = []
+
+    async def follow() -> None:
+        async with AsyncClient() as client:
+            async for line in client.logs("mnist", LogQuery(follow=True)):
+                found.append(f"{line.source}: {line.text}")
+
+    following = asyncio.create_task(follow())
+    await until(lambda: any("/pods?" in path for path in server.paths))
+    await until(lambda: len(found) == len(pods))
+    for name in pods:
+        server.cluster.put(stored_pod(f"mnist-{name}", phase="Succeeded"))
+    server.set_status("mnist", allRunningTime="2026-11-21T12:00:00Z", **ENDED)
+    await asyncio.wait_for(following, 20 * PATIENCE)
+    assert len(found) == len(printed)
+    assert set(found) == printed
 
 
 async def test_a_log_without_its_first_segment_begins_with_the_second(

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 
 from dtj.api.errors import NotFound, Unusable
 from dtj.api.job import Job
+from dtj.api.shape import Replica
 from dtj.api.validation import faults
 from dtj.client.artifacts import Artifacts, joined
 from dtj.client.log_rounds import RoundChoice
@@ -56,9 +57,27 @@ class LogSelection:
         if faults(self.job):
             # An invalid job has no plan, and the operator never created a pod of the job.
             return False
-        present = {(pod.role, pod.index) for pod in pods}
-        wanted = ((replica.role, replica.index) for replica in plan_job(self.job).shape.replicas)
-        return all(pod in present for pod in wanted if self.has_pod(*pod))
+        return not self._others({(pod.role, pod.index) for pod in pods})
+
+    def of_others(self, pods: Set[tuple[str, int]]) -> list[LogSelection]:
+        """Return selections of the lines of all other pods in their latest attempts. pods: role and index of each.
+
+        The lines of a collector are of all pods: they are selected only if none of `pods` has selected lines.
+        """
+        if self.query.round is not None or faults(self.job):
+            return []
+        chosen, others = replace(self.query, follow=False), self._others(pods)
+        if self._collectors or self.query.rank is not None:
+            others = [] if any(self.has_pod(*pod) for pod in pods) else others[:1]
+            return [replace(self, query=replace(chosen, attempt=each.attempt)) for each in others]
+        return [
+            replace(self, query=replace(chosen, role=each.role, index=each.index, attempt=each.attempt))
+            for each in others
+        ]
+
+    def _others(self, pods: Set[tuple[str, int]]) -> list[Replica]:
+        replicas = (each for each in plan_job(self.job).shape.replicas if self.has_pod(each.role, each.index))
+        return [each for each in replicas if (each.role, each.index) not in pods]
 
     @property
     def of_whole_pods(self) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from heapq import merge
 
-from dtj.api.errors import NotFound, Unreachable
+from dtj.api.errors import DtjError, NotFound, Unreachable
+from dtj.api.job import Job
 from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.client.credentials import artifacts_of
 from dtj.client.log_rounds import LogRounds, RoundChoice
@@ -55,6 +56,8 @@ class PodLogs:
         self._tail = selection.query.tail
         self._of_round = selection.query.round is not None
         self._rounds = RoundChoice(selection.job.name, selection.query)
+        self.read: set[tuple[str, int]] = set()
+        """Role and index of the pods whose logs could be read."""
 
     async def pods(self) -> list[Pod]:
         """List the pods with selected lines."""
@@ -88,6 +91,10 @@ class PodLogs:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def missed(self, job: Job) -> list[LogSelection]:
+        """Return selections of the pods whose logs could not be read. job: the job as it ended."""
+        return replace(self._selection, job=job).of_others(self.read)
 
     async def _read_all(self, lines: _Lines, readers: dict[str, asyncio.Task[None]]) -> None:
         """Start one reader for each pod. Put None after the job has finished and all readers have ended.
@@ -168,6 +175,7 @@ class PodLogs:
             )
             try:
                 async for text in self._log(pod, follow=True, since=since):
+                    self.read.add((pod.role, pod.index))
                     line = pod_line(text, source)
                     if resumed_after and line.time and line.time <= resumed_after:
                         continue
@@ -177,6 +185,7 @@ class PodLogs:
                         yield line
                     if log.is_over():
                         return
+                self.read.add((pod.role, pod.index))
             except ApiError as error:
                 if error.status == 404:
                     return
@@ -245,11 +254,36 @@ async def lines_of(
         async with aclosing(logs.followed()) as lines:
             async for line in lines:
                 yield line
+        for line in await _missed_lines(api, job, logs):
+            yield line
         return
     pods = [pod for pod in await logs.pods() if selection.query.attempt in (None, pod.attempt)]
     bucket_lines = await _bucket_lines(api, job, selection, pods)
     for line in await logs.printed(pods) if bucket_lines is None else bucket_lines:
         yield line
+
+
+async def _missed_lines(api: UserApi, job: DistributedTrainingJob, logs: PodLogs) -> list[LogLine]:
+    """Return the lines, in the bucket, of pods that were gone before a follower could read their logs.
+
+    For example, the operator soon removes a worker after the chief has succeeded. Empty if the bucket can't be read.
+    """
+    try:
+        manifests, _ = await api.list_jobs(job.namespace, job.name)
+        (ended,) = map(DistributedTrainingJob.from_cluster, manifests)
+        missed = logs.missed(ended.job)
+        if not missed or ended.uid != job.uid or ended.status.all_running_time is None:
+            return []
+        artifacts = await artifacts_of(api, ended)
+    except (ApiError, DtjError, ValueError):
+        return []
+
+    def read() -> Iterator[LogLine]:
+        for selection in missed:
+            with suppress(NotFound, Unreachable):
+                yield from bucket_log(artifacts, selection)
+
+    return await asyncio.to_thread(lambda: [*read()])
 
 
 async def _bucket_lines(
