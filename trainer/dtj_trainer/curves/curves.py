@@ -350,6 +350,8 @@ def _event_files(folders: Iterable[Path], foreign: Path, since: float) -> Iterab
 
     The folder `foreign` is passed over.
     """
+    # Linux stamps files by a coarse clock, which is up to 10 ms behind that of `time.time`.
+    since -= 0.01
     seen = 0
     waiting = deque((folder, 0) for folder in dict.fromkeys(folders))
     while waiting:
