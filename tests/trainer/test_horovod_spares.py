@@ -37,8 +37,8 @@ from tests.trainer.test_spares import Folder, folder, hurried  # noqa: F401 - a 
 from dtj_trainer.launch.control import ControlServer
 from dtj_trainer.launch.event_queue import EventQueue
 from dtj_trainer.launch.processes import adopt_orphans, children_by_parent
-from dtj_trainer.launch.rank_starts import RankStarts, Request
 from dtj_trainer.launch.spare import Spares
+from dtj_trainer.launch.spare_starts import RankStarts, Request
 
 # Whole jobs.
 
@@ -232,7 +232,7 @@ WRAPPER = """
 import json, os, sys
 from pathlib import Path
 from dtj_trainer.launch.program import Program
-from dtj_trainer.launch.rank_starts import RankStarter
+from dtj_trainer.launch.spare_starts import RankStarter
 path, number, *command = sys.argv[1:]
 starter = RankStarter(Path(path), 1, int(number))
 output = []
@@ -409,9 +409,13 @@ def test_a_wrapper_that_ends_while_it_asks_leaves_no_program(agent, folder):  # 
     until(lambda: agent.requests._events, "the wrapper asks")
     wrapper.kill()
     agent.serve()
-    agent.until(lambda: gone(waiting) or agent.seat.spare, "no program runs")
+
+    def waits() -> bool:
+        return agent.seat.spare is not None and agent.seat.spare.process.pid == waiting
+
+    agent.until(lambda: gone(waiting) or waits(), "the program has ended, or the spare still waits")
     agent.starts.close()
-    assert gone(waiting)
+    agent.until(lambda: gone(waiting), "the spare ends")
 
 
 def test_a_rank_of_another_round_takes_no_spare(agent, folder):  # noqa: F811
