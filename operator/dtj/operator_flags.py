@@ -13,7 +13,7 @@ from pathlib import Path
 from dtj.admission.certificates import VALIDITY
 from dtj.admission.service import Webhook
 from dtj.api.job import POD_USER
-from dtj.api.sentences import MEANINGS
+from dtj.api.schema_errors import MEANINGS
 from dtj.api.spec import NODE_FOLDER
 from dtj.cluster.api import own_namespace
 from dtj.plan.tensorboard import DEFAULT_IMAGE

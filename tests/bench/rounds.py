@@ -28,6 +28,7 @@ from dtj.api.identity import KIND
 from dtj.status.observed import read_report
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.pod_connections import PodConnections, hello_of, read_hello
+from dtj_trainer.launch.restart_in_place import Coordinator
 from dtj_trainer.launch.round_messages import (
     Failed,
     Go,
@@ -40,7 +41,6 @@ from dtj_trainer.launch.round_messages import (
     line_of,
 )
 from dtj_trainer.launch.round_server import RoundServer
-from dtj_trainer.launch.rounds import Coordinator
 from dtj_trainer.launch.termination import RankExit
 from tests.bench.machine import machine
 from tests.bench.targets import Target, verdicts

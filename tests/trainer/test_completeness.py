@@ -19,11 +19,11 @@ import pytest
 from tests.trainer.conftest import until
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
+from dtj_trainer.artifacts.capture import SHORT_SETTLE
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
-from dtj_trainer.artifacts.folder_pictures import FolderWatch
+from dtj_trainer.artifacts.folder_captures import FolderWatch
 from dtj_trainer.artifacts.open_files import held_open
-from dtj_trainer.artifacts.picture import SHORT_SETTLE
 from dtj_trainer.artifacts.snapshot import read_index
 from dtj_trainer.launch.processes import runs
 from dtj_trainer.launch.program import Program
@@ -111,7 +111,7 @@ class Run:
         marker = self.folder / ".heard"
         marker.with_name(".written").touch()
         marker.with_name(".written").rename(marker)
-        watch = self._uploader._pictures._looks._watch
+        watch = self._uploader._captures._looks._watch
         until(lambda: watch.was_renamed(marker.name), "the news")
         marker.unlink()
 
@@ -151,8 +151,8 @@ def test_of_a_program_that_was_killed_counts_what_was_renamed_or_is_whole(tmp_pa
 
 def test_what_was_closed_a_while_before_the_kill_counts_and_what_the_kill_closed_does_not(run, monkeypatch):
     monkeypatch.setattr(
-        run._uploader._pictures, "_not_before", math.inf
-    )  # No picture while the program runs.
+        run._uploader._captures, "_not_before", math.inf
+    )  # No capture while the program runs.
     run.start("kept = open('ckpt-2.pt', 'w'); kept.write('half'); kept.flush()", WAITS)
     assert run.complete() == set()
     (run.folder / "ckpt-1.pt").write_text("x")
@@ -163,7 +163,7 @@ def test_what_was_closed_a_while_before_the_kill_counts_and_what_the_kill_closed
 
 
 def test_what_was_closed_before_something_torn_began_counts(run, monkeypatch):
-    monkeypatch.setattr(run._uploader._pictures, "_not_before", math.inf)
+    monkeypatch.setattr(run._uploader._captures, "_not_before", math.inf)
     run.start(CLOSED, WAITS)
     run.complete()
     (run.folder / "ckpt-2.pt").write_text("x")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.trainer.conftest import until
 
-from dtj_trainer.artifacts.folder_pictures import FolderLooks
+from dtj_trainer.artifacts.capture import SECOND, Capture, FolderState, Waits
+from dtj_trainer.artifacts.folder_captures import FolderLooks
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, RECORD_FILE
-from dtj_trainer.artifacts.picture import SECOND, FolderState, Picture, Waits
 
 
 @pytest.fixture
@@ -126,21 +126,21 @@ def test_a_folder_that_is_made_anew_is_watched_again(tmp_path: Path) -> None:
     until(renamed, "a rename is seen")
 
 
-def test_pictures_of_a_real_folder(tmp_path: Path, looks: FolderLooks) -> None:
-    pictures = FolderState(5 * SECOND)
-    pictures.see(looks.look())
+def test_captures_of_a_real_folder(tmp_path: Path, looks: FolderLooks) -> None:
+    captures = FolderState(5 * SECOND)
+    captures.see(looks.look())
     folder = tmp_path / "step-1.tmp"
     folder.mkdir()
     (folder / "model.bin").write_bytes(b"1")
     folder.rename(tmp_path / "step-1")
 
-    def due() -> Picture | None:
-        pictures.see(looks.look())
-        found = pictures.picture()
+    def due() -> Capture | None:
+        captures.see(looks.look())
+        found = captures.capture()
         return None if isinstance(found, Waits) else found
 
-    picture = until(due, "a picture")
-    assert set(picture.nodes) == {"step-1", "step-1/model.bin"}
+    capture = until(due, "a capture")
+    assert set(capture.nodes) == {"step-1", "step-1/model.bin"}
 
 
 def test_a_folder_that_vanishes_in_a_look_is_absent(

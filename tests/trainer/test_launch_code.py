@@ -127,7 +127,7 @@ def test_an_archive_in_a_bucket(make_workspace, archive, job_uri, monkeypatch):
     monkeypatch.setattr(code, "PACKED_BYTES", 9)
     settings = read_settings({"DTJ_ROOT": str(pod.root), "DTJ_POD": '{"role": "worker", "index": 0}'})
     with (
-        pytest.raises(CodeError, match=r"the archive has \d+ bytes, and may have 9"),
+        pytest.raises(CodeError, match=r"the archive has \d+ bytes, and the maximum is 9"),
         code.local_archive(uri, settings, "code"),
     ):
         pass

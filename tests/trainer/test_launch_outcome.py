@@ -18,9 +18,9 @@ from tests.trainer.conftest import pod_variable
 from dtj_trainer import contract
 from dtj_trainer.launch.failure import cause_from_last_lines, classify, followed_another
 from dtj_trainer.launch.launcher import decide, read_blame
-from dtj_trainer.launch.mpirun_hosts import mpirun_command
+from dtj_trainer.launch.mpirun_hosts import HostfileError, mpirun_command, read_hosts
 from dtj_trainer.launch.output import LastLines
-from dtj_trainer.launch.peers import HostAnswer, HostfileError, PeersUnreachable, read_hosts, wait_for_peers
+from dtj_trainer.launch.peers import HostAnswer, PeersUnreachable, wait_for_peers
 from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.settings import SettingsError, read_settings
 from dtj_trainer.launch.termination import encode, fitted_to, marker_line, split_marker, write_termination

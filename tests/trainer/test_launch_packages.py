@@ -169,6 +169,6 @@ def test_a_wheel_that_grows_above_the_limit_is_refused(tmp_path, monkeypatch):
     bomb = wheel(tmp_path, "bomb")
     with zipfile.ZipFile(bomb, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros", bytes(11 * 1024**2))
-    assert "bytes unpacked, and may have 10,485,760" in str(
+    assert "bytes unpacked, and the maximum is 10,485,760" in str(
         refusal(tmp_path / "pod", tmp_path / "packages", FITTING, bomb)
     )

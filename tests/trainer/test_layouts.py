@@ -1,4 +1,4 @@
-"""Six real libraries' saves, replayed from recordings of their system calls: pictures have whole checkpoints alone.
+"""Six real libraries' saves, replayed from recordings of their system calls: captures have whole checkpoints alone.
 
 `tests/layouts` has the programs and makes the recordings. Here the saves take as long as those of large models.
 """
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 import pytest
-from tests.trainer.test_picture import SETTLE, Disk
+from tests.trainer.test_capture import SETTLE, Disk
 
-from dtj_trainer.artifacts.folder_pictures import is_left_out
-from dtj_trainer.artifacts.picture import FolderState, Look, Node, Picture, is_below
+from dtj_trainer.artifacts.capture import Capture, FolderState, Look, Node, is_below
+from dtj_trainer.artifacts.folder_captures import is_left_out
 
 RECORDINGS = sorted((Path(__file__).parents[1] / "layouts/recordings").glob("*.tsv"))
 IDLE = 30.0
@@ -109,12 +109,12 @@ class Replay:
         written = (more for _, what, of, more in self._lines[number:] if what == "write" and of == path)
         return {path} if next(written, "").endswith("zip") else set()
 
-    def check(self, picture: Picture, end: Replay) -> None:
-        """Check that a picture has whole files, whole folders from the second save on, and what links name.
+    def check(self, capture: Capture, end: Replay) -> None:
+        """Check that a capture has whole files, whole folders from the second save on, and what links name.
 
         end: the same at its end, which knows what each save will have when it is complete.
         """
-        nodes = picture.nodes
+        nodes = capture.nodes
         for path, node in nodes.items():
             assert node.kind != "file" or node in self.folder.whole, f"{path} is not complete"
             if node.kind == "link":
@@ -134,7 +134,7 @@ class Replay:
 
 
 def new(nodes: Mapping[str, Node]) -> dict[str, Node]:
-    """What counts of a picture: the times of folders do not."""
+    """What counts of a capture: the times of folders do not."""
     return {
         path: replace(node, changed_ns=0) if node.kind == "directory" else node
         for path, node in nodes.items()
@@ -154,21 +154,21 @@ def test_the_recordings_are_of_all_six_libraries() -> None:
 
 @pytest.mark.parametrize(("seconds", "pause"), [(0.5, 0), (90, 0), (20, 8)])
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda file: file.stem)
-def test_pictures_of_a_library_are_whole_whenever_they_are_taken_and_whenever_it_is_killed(
+def test_captures_of_a_library_are_whole_whenever_they_are_taken_and_whenever_it_is_killed(
     recording: Path, seconds: float, pause: float
 ) -> None:
-    replay, pictures = Replay(recording, seconds, pause), FolderState(SETTLE)
+    replay, captures = Replay(recording, seconds, pause), FolderState(SETTLE)
     end = Replay(recording, seconds, pause)
     assert sum(end.moments()) == 4
     for is_over in replay.moments():
         look = replay.folder.look()
-        killed = copy.deepcopy(pictures)
+        killed = copy.deepcopy(captures)
         killed.see(replace(look, open=frozenset()))
-        if isinstance(found := killed.picture(died_ns=replay.folder.now), Picture):
+        if isinstance(found := killed.capture(died_ns=replay.folder.now), Capture):
             replay.check(found, end)
-        pictures.see(look)
-        if isinstance(found := pictures.picture(), Picture):
+        captures.see(look)
+        if isinstance(found := captures.capture(), Capture):
             replay.check(found, end)
-            pictures.taken(found)
+            captures.taken(found)
         if is_over:
-            assert new(pictures.last) == new(replay.saves[-1]), f"after save {len(replay.saves)}"
+            assert new(captures.last) == new(replay.saves[-1]), f"after save {len(replay.saves)}"

@@ -16,8 +16,8 @@ from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 from tests.trainer.test_put_back import newest, seen, uploader, write
 
 from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.artifacts.capture import AT_LONGEST, BUSY_CHANGES, SECOND, Capture, FolderState, Look, Node
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
-from dtj_trainer.artifacts.picture import AT_LONGEST, BUSY_CHANGES, SECOND, FolderState, Look, Node, Picture
 from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.retention import Candidate, kept
 from dtj_trainer.artifacts.s3 import S3Error
@@ -159,7 +159,7 @@ def test_a_file_that_is_overwritten_all_the_time_is_never_stored_half_written(
         return store.bucket.objects[f"job/checkpoints/{file.key}"].decode()
 
     sync = uploader(folder, store.job)
-    with (folder / "other").open("w"):  # Delays the picture.
+    with (folder / "other").open("w"):  # Delays the capture.
         for number in range(BUSY_CHANGES + 2):
             write(folder, last=f"whole {number}")
             sync.upload_pass(ended=False, died_ns=None)
@@ -326,8 +326,8 @@ START = 10**6 * SECOND
 
 
 @pytest.mark.parametrize("kind", ["a new file each second", "a log that is always open"])
-def test_a_folder_without_a_quiet_moment_has_a_picture_in_the_end(kind: str) -> None:
-    pictures, taken = FolderState(5 * SECOND), []
+def test_a_folder_without_a_quiet_moment_has_a_capture_in_the_end(kind: str) -> None:
+    captures, taken = FolderState(5 * SECOND), []
     for second in range(2 * AT_LONGEST // SECOND):
         nodes = [Node("model", "file", 100, START, 1)]
         open_: frozenset[int] = frozenset()
@@ -340,40 +340,40 @@ def test_a_folder_without_a_quiet_moment_has_a_picture_in_the_end(kind: str) -> 
             minute = second // 60
             nodes.append(Node(f"log-{minute}", "file", 1, START + 60 * minute * SECOND, 100 + minute))
             open_ = frozenset({100 + minute})
-        pictures.see(Look(START + second * SECOND, {node.path: node for node in nodes}, open_))
-        found = pictures.picture()
-        if isinstance(found, Picture):
-            pictures.taken(found)
+        captures.see(Look(START + second * SECOND, {node.path: node for node in nodes}, open_))
+        found = captures.capture()
+        if isinstance(found, Capture):
+            captures.taken(found)
             taken.append((second, "model" in found.nodes))
     assert taken[0] == (AT_LONGEST // SECOND, True)
 
 
 @pytest.mark.parametrize("back", [8, 3600])
-def test_a_clock_that_is_set_back_delays_a_picture_by_the_settle_time(back: int) -> None:
-    pictures = FolderState(5 * SECOND)
+def test_a_clock_that_is_set_back_delays_a_capture_by_the_settle_time(back: int) -> None:
+    captures = FolderState(5 * SECOND)
     nodes = {"model": Node("model", "file", 100, START, 1)}
-    pictures.see(Look(START, nodes))
+    captures.see(Look(START, nodes))
     now = START - back * SECOND
     for second in range(10):
-        pictures.see(Look(now + second * SECOND, nodes))
-        if isinstance(pictures.picture(), Picture):
+        captures.see(Look(now + second * SECOND, nodes))
+        if isinstance(captures.capture(), Capture):
             break
     assert second <= 6
 
 
 def test_a_file_that_became_a_folder_is_one_or_the_other_after_a_kill() -> None:
-    pictures = FolderState(5 * SECOND)
+    captures = FolderState(5 * SECOND)
     file = Node("latest", "file", 1, START, 1)
-    pictures.see(Look(START + 10 * SECOND, {"latest": file}))
-    first = pictures.picture()
-    assert isinstance(first, Picture)
-    pictures.taken(first)
+    captures.see(Look(START + 10 * SECOND, {"latest": file}))
+    first = captures.capture()
+    assert isinstance(first, Capture)
+    captures.taken(first)
     inside = [Node("latest/a", "file", 1, START + 21 * SECOND, 3)]
     for second in range(20, 30):
         if second == 28:
             inside.append(Node("latest/b", "file", 1, START + 28 * SECOND, 4))
         nodes = [Node("latest", "directory", 0, inside[-1].changed_ns, 2), *inside]
-        pictures.see(Look(START + second * SECOND, {node.path: node for node in nodes}))
-    found = pictures.picture(died_ns=START + 29 * SECOND)
-    if isinstance(found, Picture):
+        captures.see(Look(START + second * SECOND, {node.path: node for node in nodes}))
+    found = captures.capture(died_ns=START + 29 * SECOND)
+    if isinstance(found, Capture):
         assert found.nodes["latest"].kind == "directory"

@@ -14,7 +14,7 @@ import pytest
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts import folder_pictures, other_pods, pod_files_upload
+from dtj_trainer.artifacts import folder_captures, other_pods, pod_files_upload
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.manifest import Manifest
@@ -131,7 +131,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Of the pods' waits, and of the looks at their folders."""
     made = Clock()
     monkeypatch.setattr(
-        folder_pictures, "time", SimpleNamespace(time_ns=made.wall_ns, monotonic=time.monotonic)
+        folder_captures, "time", SimpleNamespace(time_ns=made.wall_ns, monotonic=time.monotonic)
     )
     return made
 

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from dtj_trainer.contract.failure_class import FailureClass
-from dtj_trainer.launch import round_agent, rounds
+from dtj_trainer.launch import restart_in_place, round_agent
 from dtj_trainer.launch.round_messages import (
     Failed,
     Go,
@@ -105,7 +105,7 @@ class Rounds(RuleBasedStateMachine):
         self.pods: list[ModelPod] = []
         self.newest: Snapshot | None = None
         self.preparing = False
-        self.coordinator: rounds.Coordinator | None = None
+        self.coordinator: restart_in_place.Coordinator | None = None
         self.began_with: Snapshot | None = None
         self.gos: list[Go] = []
         self.joined_births: dict[int, int] = {}
@@ -139,7 +139,7 @@ class Rounds(RuleBasedStateMachine):
         self.asks = asks
         self.hazards = [*hazards, "replace"]
         self.before, self.limit, self.count = before, limit, count
-        self.coordinator = rounds.Coordinator(
+        self.coordinator = restart_in_place.Coordinator(
             [f"worker-{index}" for index in range(count)], before, limit, PEER_TIMEOUT, asks=asks
         )
         for index in range(count):
@@ -196,19 +196,19 @@ class Rounds(RuleBasedStateMachine):
     def act_as_coordinator(self, actions: list) -> None:
         for action in actions:
             match action:
-                case rounds.Tell(message):
+                case restart_in_place.Tell(message):
                     if isinstance(message, Go):
                         self.check_go(message)
                     for link in self.links:
                         if link.number in self.open_at_server():
                             link.down.append(line_of(message))
-                case rounds.Say(number, message):
+                case restart_in_place.Say(number, message):
                     self.links[number].down.append(line_of(message))
-                case rounds.Close(number):
+                case restart_in_place.Close(number):
                     link = self.links[number]
                     link.broken = link.server_noticed = True
                     link.up.clear()
-                case rounds.Prepare():
+                case restart_in_place.Prepare():
                     assert not self.preparing
                     assert not self.asks
                     self.preparing = True
@@ -226,8 +226,10 @@ class Rounds(RuleBasedStateMachine):
             assert newer, "a second round without a new checkpoint"
         for message in self.heard:
             assert not isinstance(message, Leave), "`go` after a pod was told to end"
-            assert not (isinstance(message, Failed) and message.report["class"] in rounds.NEVER_IN_PLACE)
-        own = [m.report for m in self.heard if isinstance(m, Failed) and rounds.is_own(m.report)]
+            assert not (
+                isinstance(message, Failed) and message.report["class"] in restart_in_place.NEVER_IN_PLACE
+            )
+        own = [m.report for m in self.heard if isinstance(m, Failed) and restart_in_place.is_own(m.report)]
         assert not own or self.coordinator.failure == own[0], "the cause is not the first own failure"
         self.began_with = go.snapshot
         self.gos.append(go)
@@ -485,7 +487,7 @@ class Rounds(RuleBasedStateMachine):
             self.act_as_coordinator(self.coordinator.tick(self.now))
             if not self.coordinator.over:
                 for since in self.coordinator._lost_since.values():
-                    assert self.now - since < rounds.BACK_SECONDS, "a lost pod is waited for"
+                    assert self.now - since < restart_in_place.BACK_SECONDS, "a lost pod is waited for"
 
     @rule(seed=st.integers(0, 99))
     def calm(self, seed: int) -> None:
@@ -503,7 +505,7 @@ class Rounds(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Nothing else happens: each pod trains in the same round, or ends."""
         event(f"restarts: {len(self.gos)}")
-        until = self.now + 4 * PEER_TIMEOUT + rounds.READY_SECONDS
+        until = self.now + 4 * PEER_TIMEOUT + restart_in_place.READY_SECONDS
         while self.now < until:
             self.settle()
             self.time_passes(1.0)

@@ -22,7 +22,7 @@ from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints, other_pods, restore, round_snapshot, sync
-from dtj_trainer.artifacts.folder_pictures import walk
+from dtj_trainer.artifacts.folder_captures import walk
 from dtj_trainer.artifacts.manifest import Manifest, StoredFile, sha256_of
 from dtj_trainer.artifacts.peers import PeerServer
 from dtj_trainer.artifacts.round_peers import NotPutBack, hash_of, sources_above
@@ -141,23 +141,23 @@ class Job:
         return self.pods[0]
 
     def saved(self, step: int, pod: int = 0, **files: str) -> None:
-        """Write files, and wait until they are a complete picture."""
-        source = self.pods[pod].sync._pictures
+        """Write files, and wait until they are a complete capture."""
+        source = self.pods[pod].sync._captures
         assert source
-        with source.still:  # No picture is taken while files are written.
+        with source.still:  # No capture is taken while files are written.
             self.step = step
             write(self.pods[pod].folder, **files)
         if pod == 0:
-            until(self.is_whole, f"a picture of step {step}")
+            until(self.is_whole, f"a capture of step {step}")
 
     def is_whole(self) -> bool:
-        """Whether the newest picture is of the whole folder."""
-        found = self.first.sync.newest_picture()
+        """Whether the newest capture is of the whole folder."""
+        found = self.first.sync.newest_capture()
         now = {node.path: node for node in walk(self.first.folder)}
-        return found is not None and found.picture.nodes == now and found.name.step == self.step
+        return found is not None and found.capture.nodes == now and found.name.step == self.step
 
     def newest_step(self) -> int | None:
-        found = self.first.sync.newest_picture()
+        found = self.first.sync.newest_capture()
         return found.name.step if found else None
 
     def end(self) -> None:
@@ -180,7 +180,7 @@ class Job:
         return snapshot
 
     def manifests(self) -> dict[int | None, Manifest]:
-        """The newest manifest of each step. A picture may be taken while files are written."""
+        """The newest manifest of each step. A capture may be taken while files are written."""
         return {each.step: each for each in reversed(self.index().newest_first())}
 
     def index(self) -> CheckpointIndex:
@@ -250,7 +250,7 @@ def test_a_torn_file_gives_way_to_the_snapshot_before(make_job: MakeJob) -> None
     with (job.first.folder / "b").open("w") as torn:
         torn.write("2")
         torn.flush()
-        until(lambda: "b" in job.first.sync._pictures.nodes, "a look at the torn file")
+        until(lambda: "b" in job.first.sync._captures.nodes, "a look at the torn file")
         job.end()
     snapshot = job.named()
     assert snapshot is not None
@@ -280,7 +280,7 @@ def test_without_any_complete_snapshot_all_begin_from_nothing(make_job: MakeJob)
     with (job.first.folder / "model").open("w") as torn:
         torn.write("torn")
         torn.flush()
-        until(lambda: "model" in job.first.sync._pictures.nodes, "a look at the torn file")
+        until(lambda: "model" in job.first.sync._captures.nodes, "a look at the torn file")
         assert job.round() is None
     assert [state(pod.folder) for pod in job.pods] == [{}] * 2
 
@@ -365,7 +365,7 @@ def test_older_folders_of_save_that_are_not_uploaded_stay(make_job: MakeJob, mon
     monkeypatch.setenv("DTJ_ARTIFACTS_URI", "s3://not/pruned")
     for step, metric in ((1, 0.9), (2, 0.1)):
         checkpoints.save(step, lambda folder: (folder / "x").write_text("x"), metric=metric)
-        until(lambda step=step: job.newest_step() == step, "a picture")
+        until(lambda step=step: job.newest_step() == step, "a capture")
     snapshot = job.round()
     assert snapshot is not None
     assert job.began == 2
@@ -558,7 +558,7 @@ def test_a_file_with_another_hash_is_refused(liar: Liar) -> None:
     [
         (replace(FILE, path="../a"), "outside the checkpoints folder"),
         (replace(FILE, path="/a"), "outside the checkpoints folder"),
-        (replace(FILE, size=-1), "less than 0 bytes"),
+        (replace(FILE, size=-1), "a negative size for"),
         (replace(FILE, size=2**62), "bytes free"),
     ],
 )
@@ -644,7 +644,7 @@ def grown(folder: Path, tree: dict[str, str]) -> None:
             continue
 
 
-def picture_of(folder: Path) -> Manifest:
+def capture_of(folder: Path) -> Manifest:
     """The manifest of a folder that no bucket has."""
     nodes = {node.path: node for node in walk(folder)}
     files = tuple(
@@ -666,7 +666,7 @@ def test_both_folders_become_the_snapshot_whatever_they_were(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
     grown(folders[0], saved)
-    manifest, before = picture_of(folders[0]), state(folders[0])
+    manifest, before = capture_of(folders[0]), state(folders[0])
     kept = {file.sha256: (folders[0] / file.path).read_bytes() for file in manifest.files}
     liar.offers(manifest, **{file.path: kept[file.sha256] for file in manifest.files})
     grown(folders[0], later)
@@ -686,7 +686,7 @@ def test_a_file_written_in_place_counts_at_once_if_its_program_ended_by_itself(
 ) -> None:
     with opened(Job(tmp_path, 1, bucket=bucket, settle_seconds=60.0), monkeypatch) as job:
         write(job.first.folder, a="whole")
-        until(lambda: job.first.sync._pictures.nodes, "a look at the file")
+        until(lambda: job.first.sync._captures.nodes, "a look at the file")
         job.first.end(closed=closed)
         job.begin(job.named())
         assert [node.path for node in walk(job.first.folder)] == (["a"] if closed else [])
@@ -723,7 +723,7 @@ def test_what_belongs_to_a_round_begins_anew(pod: Pod, tmp_path: Path) -> None:
     file.write_text(json.dumps({"step": 5}))
     pod.phases.reached("programStarted")
     until(lambda: "firstStep" in pod.report()["phases"], "the first step")
-    until(lambda: pod._sync.newest_picture(), "a picture")
+    until(lambda: pod._sync.newest_capture(), "a capture")
     started = pod.report()["phases"]["started"]
     pod.end_round(closed=False)
     snapshot = pod.newest_snapshot()

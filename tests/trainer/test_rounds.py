@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.trainer.conftest import until
 
 from dtj_trainer.contract.failure_class import FailureClass
-from dtj_trainer.launch import pod_connections, rounds
+from dtj_trainer.launch import pod_connections, restart_in_place
 from dtj_trainer.launch import round_messages as wire
 from dtj_trainer.launch.pod_connections import PodConnections, hello_of, read_hello
 from dtj_trainer.launch.round_agent import (
@@ -169,11 +169,11 @@ def test_a_hello_names_a_pod_of_this_or_a_later_attempt(said, pod):
 # --- the decision ----------------------------------------------------------------------------
 
 
-def history(round_: int = 0, before: int = 0, began=None, newest=None) -> rounds.Past:
-    return rounds.Past(round_, before, began, newest, 29500)
+def history(round_: int = 0, before: int = 0, began=None, newest=None) -> restart_in_place.Past:
+    return restart_in_place.Past(round_, before, began, newest, 29500)
 
 
-KILLED = [rounds.PodEnd("worker-1", report(1))]
+KILLED = [restart_in_place.PodEnd("worker-1", report(1))]
 
 
 @pytest.mark.parametrize(
@@ -190,17 +190,22 @@ KILLED = [rounds.PodEnd("worker-1", report(1))]
         (KILLED, history(1, 2, SNAPSHOT, LATER), 3, "restarted 3 times: backoffLimit is 3"),
         (KILLED, history(1, 1, SNAPSHOT, LATER), 3, wire.Go(2, 29500, LATER)),
         (
-            [*KILLED, rounds.PodEnd("worker-2", leaves="was told to end")],
+            [*KILLED, restart_in_place.PodEnd("worker-2", leaves="was told to end")],
             history(),
             6,
             "worker-2 was told to end",
         ),
-        ([*KILLED, rounds.PodEnd("worker-2", lost=True)], history(), 6, "connection to worker-2 is lost"),
-        ([rounds.PodEnd("worker-0", done=True), *KILLED], history(), 6, "worker-0 has succeeded"),
+        (
+            [*KILLED, restart_in_place.PodEnd("worker-2", lost=True)],
+            history(),
+            6,
+            "connection to worker-2 is lost",
+        ),
+        ([restart_in_place.PodEnd("worker-0", done=True), *KILLED], history(), 6, "worker-0 has succeeded"),
     ],
 )
 def test_a_round_follows_by_these_rules(ends, past, limit, decision):
-    found = rounds.decide_round(ends, past, limit)
+    found = restart_in_place.decide_round(ends, past, limit)
     if isinstance(decision, str):
         assert isinstance(found, wire.End)
         assert decision in found.why
@@ -208,43 +213,46 @@ def test_a_round_follows_by_these_rules(ends, past, limit, decision):
         assert found == decision
 
 
-@pytest.mark.parametrize("what", sorted(rounds.NEVER_IN_PLACE))
+@pytest.mark.parametrize("what", sorted(restart_in_place.NEVER_IN_PLACE))
 def test_no_round_follows_a_failure_that_the_same_pods_would_have_again(what):
-    ends = [*KILLED, rounds.PodEnd("worker-2", report(2, what))]
-    assert isinstance(rounds.decide_round(ends, history(newest=SNAPSHOT), 6), wire.End)
+    ends = [*KILLED, restart_in_place.PodEnd("worker-2", report(2, what))]
+    assert isinstance(restart_in_place.decide_round(ends, history(newest=SNAPSHOT), 6), wire.End)
 
 
 def test_an_own_failure_is_the_cause_before_a_lost_connection():
-    lost = rounds.PodEnd("worker-0", report(0, FailureClass.CONNECTION_LOST))
-    assert rounds.cause_of([lost, *KILLED]) == KILLED[0].report
-    assert rounds.cause_of([lost]) == lost.report
-    assert rounds.cause_of([rounds.PodEnd("worker-0", done=True)]) is None
+    lost = restart_in_place.PodEnd("worker-0", report(0, FailureClass.CONNECTION_LOST))
+    assert restart_in_place.cause_of([lost, *KILLED]) == KILLED[0].report
+    assert restart_in_place.cause_of([lost]) == lost.report
+    assert restart_in_place.cause_of([restart_in_place.PodEnd("worker-0", done=True)]) is None
 
 
 def test_a_failure_that_may_follow_another_gives_it_time_to_show():
-    assert rounds.patience(report(1)) == 0
-    assert rounds.patience(report(1, FailureClass.CONNECTION_LOST, 1)) == rounds.CAUSE_SECONDS
+    assert restart_in_place.patience(report(1)) == 0
+    assert (
+        restart_in_place.patience(report(1, FailureClass.CONNECTION_LOST, 1))
+        == restart_in_place.CAUSE_SECONDS
+    )
     # A rank that leaves after the others have agreed to save.
-    assert rounds.patience(report(1, FailureClass.CONNECTION_LOST, 143)) == 45
+    assert restart_in_place.patience(report(1, FailureClass.CONNECTION_LOST, 143)) == 45
 
 
 # --- races of the prototype, and pods of other births ----------------------------------------
 
 
-def joined(count: int = 2) -> rounds.Coordinator:
-    coordinator = rounds.Coordinator(NAMES[:count], 0, 6, WAIT)
+def joined(count: int = 2) -> restart_in_place.Coordinator:
+    coordinator = restart_in_place.Coordinator(NAMES[:count], 0, 6, WAIT)
     for index in range(count):
         actions = coordinator.joined(index, index, 1, wire.Join(), 0)
-    assert actions == [rounds.Tell(wire.Joined())]
+    assert actions == [restart_in_place.Tell(wire.Joined())]
     return coordinator
 
 
 def test_the_end_of_an_earlier_connection_is_not_that_of_the_later_one():
     """The new connection is accepted before the end of the old one is read."""
     coordinator = joined()
-    assert coordinator.joined(7, 1, 1, wire.Join(0), 1) == [rounds.Close(1)]
+    assert coordinator.joined(7, 1, 1, wire.Join(0), 1) == [restart_in_place.Close(1)]
     assert coordinator.broke(1, 1) == []
-    assert coordinator.tick(1 + rounds.BACK_SECONDS) == [rounds.Tell(wire.Stop(0))]
+    assert coordinator.tick(1 + restart_in_place.BACK_SECONDS) == [restart_in_place.Tell(wire.Stop(0))]
 
 
 def test_a_pod_that_is_done_before_the_others_is_no_loss():
@@ -260,7 +268,7 @@ def test_nothing_is_stopped_where_no_round_can_follow():
     coordinator = joined()
     coordinator.said(1, wire.Done(0), 1)
     assert coordinator.said(0, wire.Failed(0, report(0)), 1) == [
-        rounds.Tell(wire.End("worker-1 has succeeded and ended"))
+        restart_in_place.Tell(wire.End("worker-1 has succeeded and ended"))
     ]
 
 
@@ -268,7 +276,7 @@ def test_a_pod_that_was_told_to_end_lets_all_ranks_save_together():
     """Nobody is stopped: the ranks of all pods go on to their checkpoint."""
     coordinator = joined()
     assert coordinator.said(1, wire.Leave("was told to end"), 1) == [
-        rounds.Tell(wire.End("worker-1 was told to end"))
+        restart_in_place.Tell(wire.End("worker-1 was told to end"))
     ]
     agent = Agent(WAIT)
     agent.connected()
@@ -276,9 +284,9 @@ def test_a_pod_that_was_told_to_end_lets_all_ranks_save_together():
     assert agent.heard(wire.End("worker-1 was told to end"), 1) == [WithoutRounds("worker-1 was told to end")]
 
 
-def stopped() -> rounds.Coordinator:
+def stopped() -> restart_in_place.Coordinator:
     coordinator = joined()
-    assert coordinator.said(1, wire.Failed(0, report(1)), 1) == [rounds.Tell(wire.Stop(0))]
+    assert coordinator.said(1, wire.Failed(0, report(1)), 1) == [restart_in_place.Tell(wire.Stop(0))]
     return coordinator
 
 
@@ -286,34 +294,36 @@ def test_a_later_pod_takes_the_place_of_one_that_has_ended_its_programs_and_neve
     coordinator = stopped()
     coordinator.said(1, wire.Ready(0), 2)
     assert coordinator.joined(8, 1, 2, wire.Join(None), 2) == [
-        rounds.Close(1),
-        rounds.Say(8, wire.Stop(0)),
+        restart_in_place.Close(1),
+        restart_in_place.Say(8, wire.Stop(0)),
     ]
-    assert coordinator.joined(9, 1, 1, wire.Join(0), 3) == [rounds.Close(9)]
+    assert coordinator.joined(9, 1, 1, wire.Join(0), 3) == [restart_in_place.Close(9)]
     assert coordinator.said(9, wire.Ready(0), 3) == []
     coordinator.said(0, wire.Ready(0), 3)
-    assert coordinator.said(8, wire.Ready(0), 3) == [rounds.Prepare()]
+    assert coordinator.said(8, wire.Ready(0), 3) == [restart_in_place.Prepare()]
 
 
 def test_a_later_pod_of_one_whose_ranks_may_run_ends_the_rounds():
     assert stopped().joined(8, 1, 2, wire.Join(), 2) == [
-        rounds.Tell(wire.End("worker-1 was replaced while its ranks may run"))
+        restart_in_place.Tell(wire.End("worker-1 was replaced while its ranks may run"))
     ]
 
 
 def test_a_pod_that_leaves_while_the_snapshot_is_sought_is_waited_for():
     coordinator = stopped()
     coordinator.said(0, wire.Ready(0), 2)
-    assert coordinator.said(1, wire.Ready(0), 2) == [rounds.Prepare()]
+    assert coordinator.said(1, wire.Ready(0), 2) == [restart_in_place.Prepare()]
     coordinator.broke(1, 3)
     assert coordinator.prepared(SNAPSHOT, 29501, 4) == []
-    assert coordinator.joined(5, 1, 1, wire.Join(0), 5) == [rounds.Say(5, wire.Stop(0))]
-    assert coordinator.said(5, wire.Ready(0), 6) == [rounds.Prepare()]
-    assert coordinator.prepared(SNAPSHOT, 29501, 7) == [rounds.Tell(wire.Go(1, 29501, SNAPSHOT, report(1)))]
+    assert coordinator.joined(5, 1, 1, wire.Join(0), 5) == [restart_in_place.Say(5, wire.Stop(0))]
+    assert coordinator.said(5, wire.Ready(0), 6) == [restart_in_place.Prepare()]
+    assert coordinator.prepared(SNAPSHOT, 29501, 7) == [
+        restart_in_place.Tell(wire.Go(1, 29501, SNAPSHOT, report(1)))
+    ]
 
 
 def test_the_pod_of_rank_0_is_asked_where_it_is_not_the_coordinators():
-    coordinator = rounds.Coordinator(NAMES[:2], 0, 6, WAIT, asks=True)
+    coordinator = restart_in_place.Coordinator(NAMES[:2], 0, 6, WAIT, asks=True)
     agent = Agent(WAIT)
     agent.connected()
     for index in range(2):
@@ -323,7 +333,7 @@ def test_the_pod_of_rank_0_is_asked_where_it_is_not_the_coordinators():
     agent.heard(wire.Stop(0), 1)
     agent.ended(0)
     coordinator.said(1, wire.Ready(0), 2)
-    assert coordinator.said(0, wire.Ready(0), 3) == [rounds.Say(0, wire.Seek(0))]
+    assert coordinator.said(0, wire.Ready(0), 3) == [restart_in_place.Say(0, wire.Seek(0))]
     assert agent.heard(wire.Seek(0), 3) == [FindSnapshot()]
     assert agent.found(SNAPSHOT) == [Send(wire.Found(0, SNAPSHOT))]
 
@@ -331,17 +341,19 @@ def test_the_pod_of_rank_0_is_asked_where_it_is_not_the_coordinators():
     # It is asked again on its next connection.
     coordinator.broke(0, 5)
     coordinator.joined(2, 0, 1, wire.Join(0), 6)
-    assert coordinator.said(2, wire.Ready(0), 7) == [rounds.Say(2, wire.Seek(0))]
+    assert coordinator.said(2, wire.Ready(0), 7) == [restart_in_place.Say(2, wire.Seek(0))]
     (told,) = coordinator.said(2, wire.Found(0, SNAPSHOT), 8)
     assert (told.message.round, told.message.snapshot) == (1, SNAPSHOT)
 
 
 def test_no_round_follows_where_the_pod_of_rank_0_has_no_snapshot_for_all():
-    coordinator = rounds.Coordinator(NAMES[:1], 0, 6, WAIT, asks=True)
+    coordinator = restart_in_place.Coordinator(NAMES[:1], 0, 6, WAIT, asks=True)
     coordinator.joined(0, 0, 1, wire.Join(), 0)
     coordinator.said(0, wire.Failed(0, report(0)), 1)
     coordinator.said(0, wire.Ready(0), 2)
-    assert coordinator.said(0, wire.Found(0, None, "it is torn"), 3) == [rounds.Tell(wire.End("it is torn"))]
+    assert coordinator.said(0, wire.Found(0, None, "it is torn"), 3) == [
+        restart_in_place.Tell(wire.End("it is torn"))
+    ]
 
 
 def test_an_agent_that_missed_a_go_does_not_tell_of_its_earlier_failure():
@@ -410,7 +422,9 @@ def world():
     port = listener.getsockname()[1]
     found: list = [SNAPSHOT]
     connections = PodConnections(listener, lambda line: read_hello(line, "uid", 1, 3), 3).__enter__()
-    server = RoundServer(connections, rounds.Coordinator(NAMES, 0, 6, WAIT), lambda: (found[-1], 29501))
+    server = RoundServer(
+        connections, restart_in_place.Coordinator(NAMES, 0, 6, WAIT), lambda: (found[-1], 29501)
+    )
     server.start()
     pods: list[Pod] = []
 
@@ -458,7 +472,7 @@ def test_a_second_failure_without_a_new_checkpoint_ends_the_containers(world):
 
 def test_a_pod_whose_connection_broke_comes_back(world, monkeypatch):
     _, add, _ = world
-    monkeypatch.setattr(rounds, "CAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(restart_in_place, "CAUSE_SECONDS", 0.1)
     pods = begun(add)
     pods[2].sockets[0].shutdown(socket.SHUT_RDWR)
     for pod in reversed(pods):
@@ -485,13 +499,15 @@ def test_the_cause_that_all_pods_get_is_short():
 
 def test_a_coordinator_that_ends_lets_the_programs_of_others_run():
     coordinator = joined()
-    assert coordinator.closes() == [rounds.Tell(wire.End("the pod that coordinates the restarts has ended"))]
+    assert coordinator.closes() == [
+        restart_in_place.Tell(wire.End("the pod that coordinates the restarts has ended"))
+    ]
     assert coordinator.closes() == []
 
 
 def test_a_pod_that_does_not_come_back_ends_the_rounds(world, monkeypatch):
     _, add, _ = world
-    monkeypatch.setattr(rounds, "BACK_SECONDS", 0.1)
+    monkeypatch.setattr(restart_in_place, "BACK_SECONDS", 0.1)
     pods = begun(add)
     pods[1].link.close()
     assert [pods[index].next() for index in (0, 2)] == [

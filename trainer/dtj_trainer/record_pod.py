@@ -79,7 +79,7 @@ def record(environment: Mapping[str, str]) -> bool:
         return written
 
     def on_wait(error: S3Error, delay: float) -> None:
-        log.warning("the record waits %.1f s for S3: %s", delay, error)
+        log.warning("can't write the record of the job to S3; trying again in %.1f s: %s", delay, error)
 
     written = retry_transient(write, timeout=PATIENCE_SECONDS, on_wait=on_wait)
     log.info("%s says how the job ended", store.uri(contract.END_FILE))

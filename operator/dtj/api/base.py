@@ -17,7 +17,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from dtj.api.errors import Unusable
-from dtj.api.sentences import pattern, sentence
+from dtj.api.schema_errors import pattern, sentence
 
 OBJECT_NAME = pattern(
     r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",

@@ -13,7 +13,7 @@ from dtj.api import immutable
 from dtj.api.base import ApiModel, model_of
 from dtj.api.identity import CATEGORIES, GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from dtj.api.job import Manifest
-from dtj.api.sentences import MEANINGS
+from dtj.api.schema_errors import MEANINGS
 from dtj.api.spec import JobSpec
 from dtj.api.status import JobStatus
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dtj.api.sentences import pattern
+from dtj.api.schema_errors import pattern
 from dtj_trainer.contract.distribution import version
 
 GROUP = "dtj.dev"

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from dtj.api.base import ApiModel, model_of
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.places import Place
-from dtj.api.sentences import sentence
+from dtj.api.schema_errors import sentence
 from dtj.api.shown import is_text, key_shown, shown
 from dtj.api.spec import (
     DEFAULT_RESTART_STRATEGY,

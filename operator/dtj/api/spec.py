@@ -23,7 +23,7 @@ from pydantic_core.core_schema import no_info_plain_validator_function
 
 from dtj.api.base import OBJECT_NAME, ApiModel, Number, Quantity
 from dtj.api.identity import DOMAIN_PATH, MAX_LENGTH, other_manager
-from dtj.api.sentences import pattern
+from dtj.api.schema_errors import pattern
 from dtj.api.shown import enumerated
 from dtj_trainer import contract
 from dtj_trainer.contract.code_archive import DIGEST

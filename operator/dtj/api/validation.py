@@ -390,7 +390,7 @@ def _sizes(job: Job) -> Iterator[Fault]:
         yield Fault(
             where if listed * 2 > size else "spec",
             f"too large: the job's ConfigMap, which names every replica and holds the spec, would have "
-            f"{size + _SCRIPTS_BYTES:,} bytes, and may have {CONFIG_BYTES:,}",
+            f"{size + _SCRIPTS_BYTES:,} bytes, and the maximum is {CONFIG_BYTES:,}",
         )
 
 

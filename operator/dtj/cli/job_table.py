@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from dtj.api.identity import KIND, SHORT_NAME
-from dtj.api.status import JobStatus, Phase
+from dtj.api.status import JobStatus, Phase, ProgressStatus
 from dtj.cli.terminal import columns
 from dtj.client.past_job import written
 from dtj.status.state import shown_state
 from dtj.status.times import seconds_since
-from dtj.views.figures import UNKNOWN, brief, figures, rate_cell
+from dtj.views.figures import UNKNOWN, brief, figures, rate, rate_with_unit
 
 if TYPE_CHECKING:
     from dtj.client import DistributedTrainingJob, JobEvent, PastJob
@@ -57,7 +57,7 @@ def figure_cells(status: JobStatus) -> list[str]:
     """Return the cells of PROGRESS, EX/S and GPUS."""
     return [
         figures(status).get("percent", UNKNOWN),
-        rate_cell(status.progress) if status.progress else UNKNOWN,
+        _rate(status.progress) if status.progress else UNKNOWN,
         UNKNOWN if status.gpus is None else str(status.gpus),
     ]
 
@@ -199,3 +199,10 @@ def _plain(job: PastJob) -> dict[str, Any]:
         "record": record,
         "status": job.status.model_dump(by_alias=True, mode="json", exclude_unset=True),
     }
+
+
+def _rate(progress: ProgressStatus) -> str:
+    """Return the rate for the column EX/S: examples per second, or steps with their unit; UNKNOWN without a rate."""
+    if progress.examples_per_second is not None:
+        return rate(progress.examples_per_second)
+    return rate_with_unit(progress) or UNKNOWN

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 
 from dtj.api.base import OBJECT_NAME, ApiModel
 from dtj.api.errors import Unusable
-from dtj.api.sentences import sentence
+from dtj.api.schema_errors import sentence
 from dtj.api.spec import HTTP_URL, S3_URI, Accelerator, StrategyName
 
 CONFIG_MAP, KEY = "dtj-defaults", "config.toml"

@@ -227,7 +227,7 @@ class _Choice:
         if size > code_archive.UNPACKED_BYTES:
             largest = max(paths, key=lambda path: path.stat().st_size).name.split("-")[0]
             raise Unusable(
-                f"the packages have {size:,} bytes installed, and may have {code_archive.UNPACKED_BYTES:,}",
+                f"the packages have {size:,} bytes installed, and the maximum is {code_archive.UNPACKED_BYTES:,}",
                 f"put the largest packages into the image, first {largest}",
             )
 

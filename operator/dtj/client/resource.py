@@ -14,7 +14,7 @@ from dtj.api.errors import DtjError, TimedOut, Unusable
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.job import Fault, InvalidJob, Job, Manifest, read_job, read_status
 from dtj.api.job_file import read_job_file
-from dtj.api.sentences import sentence
+from dtj.api.schema_errors import sentence
 from dtj.api.spec import JobSpec
 from dtj.api.status import ConditionType, JobStatus
 from dtj.api.validation import faults

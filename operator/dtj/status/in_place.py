@@ -1,9 +1,9 @@
 """Restarts in place: the agents in the pods have started the ranks again, and a pod says how often.
 
-The agents decide, and hold runPolicy.backoffLimit, without the operator (`dtj_trainer.launch.rounds`). The operator
-counts afterwards. The label LABEL_ROUNDS of a pod has `restarts.application` of the time when the pod was made, and
-the status has what is counted since: their difference is what is counted of the present attempt. So a report that is
-read twice counts once, whichever operator has read it before.
+The agents decide, and hold runPolicy.backoffLimit, without the operator: see `dtj_trainer.launch.restart_in_place`.
+The operator counts afterwards. The label LABEL_ROUNDS of a pod has `restarts.application` of the time when the pod
+was made, and the status has what is counted since: their difference is what is counted of the present attempt. So a
+report that is read twice counts once, whichever operator has read it before.
 """
 
 from __future__ import annotations

@@ -132,4 +132,4 @@ def _embedded_uri(run: Run) -> str | None:
         artifacts = run.job.spec.artifacts
         return artifacts.uri.rstrip("/") if artifacts and run.embedded_store else None
     except NotFound:
-        return None  # The files are missing, because a new run of the name is about to begin.
+        return None  # The files are missing, because a new run with the same name is about to begin.

@@ -39,13 +39,6 @@ def figures(status: JobStatus) -> dict[str, str]:
     return {name: form.format(value) for name, (form, value) in forms.items() if value is not None}
 
 
-def rate_cell(progress: ProgressStatus) -> str:
-    """Return the rate for the column EX/S: examples per second, or steps with their unit; UNKNOWN without a rate."""
-    if progress.examples_per_second is not None:
-        return rate(progress.examples_per_second)
-    return rate_with_unit(progress) or UNKNOWN
-
-
 def rate_with_unit(progress: ProgressStatus) -> str | None:
     """Return the rate as text: in steps where the number of examples is not known; None without a rate."""
     if progress.examples_per_second is not None:

@@ -19,7 +19,7 @@ import yaml
 
 from dtj.api.crd import custom_resource_definition
 from dtj.api.job import read_job
-from dtj.api.sentences import MEANINGS
+from dtj.api.schema_errors import MEANINGS
 from dtj.api.validation import faults
 from dtj.cli.job_table import COLUMNS, WIDE_COLUMNS
 from tests.unit.support.jobs import manifest

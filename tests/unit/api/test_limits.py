@@ -98,7 +98,7 @@ def test_a_config_map_that_is_too_large_is_refused_with_figure_and_limit(spec: A
     (fault,) = faults(given)
 
     assert fault.field == field
-    assert f"and may have {CONFIG_BYTES:,}" in fault.message
+    assert f"and the maximum is {CONFIG_BYTES:,}" in fault.message
 
 
 async def test_without_the_webhook_such_a_job_fails_in_the_same_words_and_makes_nothing() -> None:

@@ -174,12 +174,12 @@ def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with gzip.GzipFile(fileobj=zeros, mode="wb", compresslevel=9) as file:
         file.write(bomb("zeros", 1024**3 + 1))
     assert refused(tmp_path, zeros.getvalue()) == (
-        "the files have at least 1,073,741,825 bytes, and may have 1,073,741,824"
+        "the files have at least 1,073,741,825 bytes, and the maximum is 1,073,741,824"
     )
     long_name = tarfile.TarInfo("././@LongLink")
     long_name.type, long_name.size = tarfile.GNUTYPE_LONGNAME, 1024**3
     huge = gzip.compress(long_name.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
-    assert refused(tmp_path, huge) == "the name of an entry has 1,073,741,824 bytes, and may have 4,096"
+    assert refused(tmp_path, huge) == "the name of an entry has 1,073,741,824 bytes, and the maximum is 4,096"
     monkeypatch.setattr(code_archive, "MOST_ENTRIES", 50)
     entries = b"".join(bomb(f"{number}", 0) for number in range(51))
     assert refused(tmp_path, gzip.compress(entries)).startswith(
@@ -192,8 +192,8 @@ def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("limit", "message"),
     [
-        ("UNPACKED_BYTES", "the files up to 'b.py' have 16 bytes, and may have 9"),
-        ("PACKED_BYTES", r"the archive has at least \d+ bytes, and may have 9"),
+        ("UNPACKED_BYTES", "the files up to 'b.py' have 16 bytes, and the maximum is 9"),
+        ("PACKED_BYTES", r"the archive has at least \d+ bytes, and the maximum is 9"),
         ("MOST_ENTRIES", "has more than 9 files and folders"),
     ],
 )
@@ -211,7 +211,7 @@ def test_an_archive_above_the_limit_is_refused_unread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code_archive, "PACKED_BYTES", 9)
-    assert refused(tmp_path, b"0123456789") == "the archive has 10 bytes, and may have 9"
+    assert refused(tmp_path, b"0123456789") == "the archive has 10 bytes, and the maximum is 9"
 
 
 def test_an_archive_of_gnu_tar_is_accepted(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_package_that_may_be_replaced(choosing: Choose, monkeypatch: pytest.Mo
     assert chosen(wheels) == ["numpy-1.26.4", "old-1.0"]
     assert "numpy" not in wheels.found.image
     monkeypatch.setattr(packages.code_archive, "UNPACKED_BYTES", 100)
-    with pytest.raises(Unusable, match=r"bytes installed, and may have 100"):
+    with pytest.raises(Unusable, match=r"bytes installed, and the maximum is 100"):
         choosing("old", "numpy")
 
 

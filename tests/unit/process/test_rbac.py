@@ -21,7 +21,7 @@ import yaml
 from dtj.api.identity import KIND
 from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_KIND
-from dtj.api.names import config_name, pod_name, service_name
+from dtj.api.names import pod_name
 from tests.unit.support.authorizer import Authorizer, Right, rights_of
 from tests.unit.support.http_cluster import HttpCluster, http_cluster
 from tests.unit.support.jobs import manifest
@@ -35,7 +35,7 @@ ELECT = ("--leader-elect", "--lease-namespace=dtj-system", "--lease-duration=120
          "--renew-deadline=90", "--retry-period=0.3", "--job-network-policies")  # fmt: skip
 WEBHOOK = "dtj-operator-webhook"
 Scenario = Callable[[HttpCluster, str], Awaitable[None]]
-KINDS = {"Service": service_name, "ConfigMap": config_name, "Pod": lambda job: pod_name(job, "worker", 0)}
+KINDS = {"Service": "{}", "ConfigMap": "{}-config", "Pod": "{}-worker-0"}
 
 
 def webhook_flags() -> tuple[str, ...]:
@@ -90,7 +90,7 @@ def a_name_is_taken(kind: str) -> Scenario:
 
     async def scenario(server: HttpCluster, namespace: str) -> None:
         job = f"waits-for-{kind.lower()}"
-        theirs = {"namespace": namespace, "name": KINDS[kind](job)}
+        theirs = {"namespace": namespace, "name": KINDS[kind].format(job)}
         spec = {"containers": [{"name": "theirs"}]} if kind == "Pod" else {}
         server.cluster.add({"apiVersion": "v1", "kind": kind, "metadata": theirs, "spec": spec})
         apply(server, namespace, job)

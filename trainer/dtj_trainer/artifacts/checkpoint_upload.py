@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.capture import NOTHING, SECOND, Capture, Waits, is_below
 from dtj_trainer.artifacts.fence import Superseded
-from dtj_trainer.artifacts.folder_pictures import FolderPictures
+from dtj_trainer.artifacts.folder_captures import FolderCaptures
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, newest_of, prune
 from dtj_trainer.artifacts.manifest import (
     Manifest,
@@ -23,9 +24,8 @@ from dtj_trainer.artifacts.manifest import (
     is_lent,
     number_and_claim,
 )
-from dtj_trainer.artifacts.newest_picture import Name, NewestPicture
+from dtj_trainer.artifacts.newest_capture import Name, NewestCapture
 from dtj_trainer.artifacts.other_pods import OtherPods
-from dtj_trainer.artifacts.picture import NOTHING, SECOND, Picture, Waits, is_below
 from dtj_trainer.artifacts.s3 import RefusedKey, S3Error
 from dtj_trainer.artifacts.sent_files import FileChanged, SentFiles, why_unsent
 from dtj_trainer.artifacts.size_limit import SizeLimit
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Set
     from pathlib import Path
 
+    from dtj_trainer.artifacts.capture import Node
     from dtj_trainer.artifacts.fence import Fence
-    from dtj_trainer.artifacts.picture import Node
     from dtj_trainer.artifacts.store import Store
 
 
@@ -207,15 +207,15 @@ def lent_paths(manifest: Manifest) -> set[str]:
 
 @dataclass(frozen=True)
 class _Round:
-    """What a round begins with; None: nothing. `picture`: what the folder had then."""
+    """What a round begins with; None: nothing. `capture`: what the folder had then."""
 
     manifest: Manifest | None
-    picture: Picture
+    capture: Capture
 
 
-MOST_PICTURES = 4  # the most pictures of the folder that one upload pass sends
+MOST_PICTURES = 4  # the most captures of the folder that one upload pass sends
 COPY_AFTER = 2
-"""After this many pictures (states of the checkpoints folder) in a row of which a file changed before it was sent,
+"""After this many captures (states of the checkpoints folder) in a row of which a file changed before it was sent,
 files are copied first, and the copies are sent."""
 
 
@@ -246,9 +246,9 @@ class CheckpointUploader:
         self._store = store
         self._fence = fence
         self._keep, self._keep_every = keep, keep_every
-        self._pictures = FolderPictures(folder, settle_seconds, program_runs, self._note_complete)
-        self.note_torn, self.close = self._pictures.note_torn, self._pictures.close
-        self.still = self._pictures.still
+        self._captures = FolderCaptures(folder, settle_seconds, program_runs, self._note_complete)
+        self.note_torn, self.close = self._captures.note_torn, self._captures.close
+        self.still = self._captures.still
         self._step_at = step_at
         self._index: CheckpointIndex | None = None
         self._done: set[Node] = set()
@@ -257,7 +257,7 @@ class CheckpointUploader:
         self._on_demand: dict[Node, list[StoredFile]] = {}
         """Files of the restored snapshot that the restore left in the bucket, by the mark file of their folder."""
         self._sent = SentFiles(store, folder, self._count_bytes)
-        self.pictures = NewestPicture(self._sent.get)
+        self.captures = NewestCapture(self._sent.get)
         self._limit = SizeLimit(keep_bytes)
         self._others = OtherPods(store, fence, shards=shards)
         self._removal = CheckpointRemoval(
@@ -268,11 +268,11 @@ class CheckpointUploader:
         self._voids = 0
         self._begun: set[int] = set()  # numbers of snapshots whose upload has begun and is not complete
         self._under_way: Due | None = None
-        # The picture that could not be stored when it was tried, because files of other pods were missing.
-        self._waiting: Picture | None = None
+        # The capture whose upload was tried, and failed because files of other pods were missing.
+        self._waiting: Capture | None = None
         self._last: Manifest | None = None
-        self._stored = self._pictures.last
-        """The content of the picture whose manifest is the last one. A round may have begun with another one."""
+        self._stored = self._captures.last
+        """The content of the capture whose manifest is the last one. A round may have begun with another one."""
         self._round: _Round | None = None
         """The last round, until a pass takes it into account."""
         self._begins_with: Due | None = None
@@ -285,16 +285,16 @@ class CheckpointUploader:
 
     def start(self) -> None:
         """Begin to watch the folder. Call it before the program writes there."""
-        self._pictures.start()
+        self._captures.start()
 
     def note_restored(self, manifest: Manifest, *, own: bool) -> None:
         """Take the folder as a restore of this snapshot left it. own: the snapshot is one of this job."""
-        restored = self._pictures.begin_from(manifest.paths, lent_paths(manifest))
+        restored = self._captures.begin_from(manifest.paths, lent_paths(manifest))
         self._begin_from(manifest, restored, own=own)
-        self._stored = self._pictures.last
+        self._stored = self._captures.last
         if own:
-            picture = Picture(restored, at_ns=int(seconds_of(manifest.time) * SECOND))
-            self._note_uploaded(picture, manifest)
+            capture = Capture(restored, at_ns=int(seconds_of(manifest.time) * SECOND))
+            self._note_uploaded(capture, manifest)
             self._tell_newest(manifest)
 
     def _begin_from(self, manifest: Manifest, restored: Mapping[str, Node], *, own: bool) -> None:
@@ -315,8 +315,8 @@ class CheckpointUploader:
                 self._on_demand.setdefault(mark, []).append(file)
 
     def look_last(self, died_ns: int | None) -> None:
-        """See `FolderPictures`. Any thread may call it."""
-        self._pictures.look_last(died_ns)
+        """See `FolderCaptures`. Any thread may call it."""
+        self._captures.look_last(died_ns)
 
     def unsent_saves(self, before: int) -> set[str]:
         """Return the names of the folders of `save` with steps below this one that no snapshot has. Any thread may
@@ -328,7 +328,7 @@ class CheckpointUploader:
             for path, node in self.nodes.items()
             if node.kind == "file" and node not in done
         }
-        return {name for name, mark in self._pictures.marks.items() if name in unsent and mark.step < before}
+        return {name for name, mark in self._captures.marks.items() if name in unsent and mark.step < before}
 
     def begin_round(self, manifest: Manifest | None) -> None:
         """Take the folder as it is now: this snapshot was put back; None: nothing is there. Any thread may call it.
@@ -336,14 +336,14 @@ class CheckpointUploader:
         An upload that is under way goes on. A snapshot that the bucket does not have is uploaded next.
         """
         paths, lent = (manifest.paths, lent_paths(manifest)) if manifest else (set[str](), set[str]())
-        picture = Picture(dict(self._pictures.begin_round(paths, lent)), at_ns=time.time_ns())
-        self.pictures.begin_round(picture, manifest)
-        self._round = _Round(manifest, picture)
+        capture = Capture(dict(self._captures.begin_round(paths, lent)), at_ns=time.time_ns())
+        self.captures.begin_round(capture, manifest)
+        self._round = _Round(manifest, capture)
 
     def _take_round(self, begun: _Round) -> None:
         """Begin anew with what a round begins with."""
         self._round, self._waiting, self._voids, self._begins_with = None, None, 0, None
-        manifest, nodes = begun.manifest, begun.picture.nodes
+        manifest, nodes = begun.manifest, begun.capture.nodes
         if manifest is None:
             return
         last = self._last
@@ -352,20 +352,20 @@ class CheckpointUploader:
             stored = last
         self._begin_from(stored or manifest, nodes, own=stored is not None)
         if stored:
-            self._stored = self._pictures.last
+            self._stored = self._captures.last
         else:
             self._note_sent(manifest, nodes)
             if manifest.claim == self._fence.number and (last is None or age(manifest) > age(last)):
-                self._begins_with = self._due(begun.picture, manifest.number, manifest.step)
+                self._begins_with = self._due(begun.capture, manifest.number, manifest.step)
 
     def _go_on_from_stored(self) -> None:
-        """Give up the snapshot that the last round began with: what is left of it is part of the next picture."""
+        """Give up the snapshot that the last round began with: what is left of it is part of the next capture."""
         self._begins_with = None
-        self._pictures.begin_again(self._stored)
-        self._stored = self._pictures.last
+        self._captures.begin_again(self._stored)
+        self._stored = self._captures.last
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
-        """Upload the picture of the folder that is due, then remove what is no longer kept.
+        """Upload the capture of the folder that is due, then remove what is no longer kept.
 
         `ended` says that the program ended by itself; `died_ns` is the time when the program was killed (wall clock,
         nanoseconds). What was not complete by then never will be. Return whether everything in the folder is uploaded
@@ -378,30 +378,30 @@ class CheckpointUploader:
             raise
 
     def _upload_due(self, *, ended: bool, died_ns: int | None) -> bool:
-        over, pictures = ended or died_ns is not None, 0
+        over, captures = ended or died_ns is not None, 0
         self._sent.ended = over
-        # Limit the pictures of a pass: a folder that changes all the time always has a new picture, and only the next
+        # Limit the captures of a pass: a folder that changes all the time always has a new capture, and only the next
         # pass learns that the program has ended.
-        while pictures < MOST_PICTURES:
+        while captures < MOST_PICTURES:
             if self._round:
                 self._take_round(self._round)
             # Delete old checkpoints on the disk first: the disk must not fill up while uploads are slow or the bucket
             # does not answer.
-            self._pictures.look(over=over)
-            if len(prune(self._folder, self._pictures.marks, self._keep)) < len(self._pictures.marks):
-                self._pictures.look(over=over)
+            self._captures.look(over=over)
+            if len(prune(self._folder, self._captures.marks, self._keep)) < len(self._captures.marks):
+                self._captures.look(over=over)
             index = self._loaded_index()
             self._store.uploads.abort_changed()
-            self.held_up = self._others.held_up or self._pictures.held_up
+            self.held_up = self._others.held_up or self._captures.held_up
             self._others.begin(ended=over)
-            found: Picture | Waits = NOTHING
+            found: Capture | Waits = NOTHING
             if self._under_way is None and self._begins_with is None:
-                found = self._pictures.due(ended=ended, died_ns=died_ns)
-                last, calm = self._stored, isinstance(found, Waits) and self._pictures.last is self._stored
+                found = self._captures.due(ended=ended, died_ns=died_ns)
+                last, calm = self._stored, isinstance(found, Waits) and self._captures.last is self._stored
                 if calm and self._others.have_news(self._last, last, ended=over):
-                    found = self._waiting or Picture(last)
+                    found = self._waiting or Capture(last)
             newest = self._under_way or self._begins_with
-            newest = newest or (self._named(index, found) if isinstance(found, Picture) else None)
+            newest = newest or (self._named(index, found) if isinstance(found, Capture) else None)
             # While the newest checkpoint waits for files of other pods, upload earlier checkpoints.
             tried = False
             for due in (newest, *self._older_saves(index)):
@@ -411,7 +411,7 @@ class CheckpointUploader:
                 waited = due is self._under_way
                 if (stored := self._upload(index, due, newest=due is newest)) is None and not waited:
                     return False
-                pictures += due is newest
+                captures += due is newest
                 if stored is not False:
                     break
             else:
@@ -431,36 +431,36 @@ class CheckpointUploader:
                 self._tell_newest(manifest)
         return self._index
 
-    def _named(self, index: CheckpointIndex, picture: Picture) -> Due:
-        """Give the snapshot of a picture its number and its step."""
-        began, step = time.thread_time(), self._step_of(picture)
+    def _named(self, index: CheckpointIndex, capture: Capture) -> Due:
+        """Give the snapshot of a capture its number and its step."""
+        began, step = time.thread_time(), self._step_of(capture)
         number = new_number(step, self._fence.number, index.manifests.values())
-        self.pictures.name(picture, Name(self._fence.number, number, step))
-        due = self._due(picture, number, step)
-        self._sent.keep_only([*self._pictures.nodes.values(), *self._pictures.last.values()])
-        self._pictures.rest_after(time.thread_time() - began)
+        self.captures.name(capture, Name(self._fence.number, number, step))
+        due = self._due(capture, number, step)
+        self._sent.keep_only([*self._captures.nodes.values(), *self._captures.last.values()])
+        self._captures.rest_after(time.thread_time() - began)
         return due
 
-    def _due(self, picture: Picture, number: int, step: int | None) -> Due:
-        marks = {name: mark for name, mark in self._pictures.marks.items() if name in picture.nodes}
+    def _due(self, capture: Capture, number: int, step: int | None) -> Due:
+        marks = {name: mark for name, mark in self._captures.marks.items() if name in capture.nodes}
         saved = newest_of(marks)
-        alone = saved is not None and all(is_below(path, {saved}) for path in picture.nodes)
-        return Due(picture, number, step, saved, marks[saved] if saved else None, alone)
+        alone = saved is not None and all(is_below(path, {saved}) for path in capture.nodes)
+        return Due(capture, number, step, saved, marks[saved] if saved else None, alone)
 
-    def _step_of(self, picture: Picture) -> int | None:
+    def _step_of(self, capture: Capture) -> int | None:
         before = self._last.step if self._last else None
-        return step_of(picture.nodes, self._pictures.marks, self._pictures.last, self._step_at, before)
+        return step_of(capture.nodes, self._captures.marks, self._captures.last, self._step_at, before)
 
     @property
     def nodes(self) -> Mapping[str, Node]:
         """The content of the folder at the last look."""
-        return self._pictures.nodes
+        return self._captures.nodes
 
-    def _note_complete(self, picture: Picture) -> None:
-        """Note a complete picture of the folder, also while another picture is sent or the bucket does not answer."""
+    def _note_complete(self, capture: Capture) -> None:
+        """Note a complete capture of the folder, also while another capture is sent or the bucket does not answer."""
 
         def name() -> Name:
-            step = self._step_of(picture)
+            step = self._step_of(capture)
             if not self._fence.is_claimed:
                 return Name(None, None, step)
             claim = self._fence.number
@@ -469,28 +469,28 @@ class CheckpointUploader:
             before = self._under_way.number if self._under_way else -1
             return Name(claim, number if number > before else later_number(step, before), step)
 
-        self.pictures.note(picture, name)
+        self.captures.note(capture, name)
 
-    def _note_uploaded(self, picture: Picture, manifest: Manifest) -> None:
+    def _note_uploaded(self, capture: Capture, manifest: Manifest) -> None:
         name = Name(manifest.claim, manifest.number, manifest.step)
-        self.pictures.note_uploaded(picture, name, manifest)
+        self.captures.note_uploaded(capture, name, manifest)
 
     def _older_saves(self, index: CheckpointIndex) -> Iterator[Due]:
         """Yield the older folders of `checkpoints.save` that retention keeps and no snapshot has yet, the newest
         first.
         """
-        marks, claim = self._pictures.marks, self._fence.number
+        marks, claim = self._captures.marks, self._fence.number
         fresh: dict[str, int] = {}
-        for path, node in self._pictures.nodes.items() if len(marks) > 1 else ():
+        for path, node in self._captures.nodes.items() if len(marks) > 1 else ():
             if node.kind == "file" and node not in self._done and (name := path.partition("/")[0]) in marks:
                 fresh[name] = max(fresh.get(name, 0), node.changed_ns)
         new = {name: (marks[name], at / 1e9) for name, at in fresh.items()}
         for name, number in saves_to_keep(new, claim, index.manifests.values(), self._keep, self._keep_every):
             if name != newest_of(marks):
-                picture = Picture(
-                    {path: node for path, node in self._pictures.nodes.items() if is_below(path, {name})}
+                capture = Capture(
+                    {path: node for path, node in self._captures.nodes.items() if is_below(path, {name})}
                 )
-                yield Due(picture, number, marks[name].step, name, marks[name], alone=True)
+                yield Due(capture, number, marks[name].step, name, marks[name], alone=True)
 
     def _upload(self, index: CheckpointIndex, due: Due, *, newest: bool) -> bool | None:
         """Upload files, then the manifest.
@@ -503,7 +503,7 @@ class CheckpointUploader:
         self._begun.add(due.number)
         started = time.monotonic()
         try:
-            with self._pictures.looking():
+            with self._captures.looking():
                 files = self._send(due, folder)
             manifest = self._manifest(due, files)
         except (FileChanged, OSError, ManifestError) as error:
@@ -511,12 +511,12 @@ class CheckpointUploader:
             return None
         except RefusedKey as error:
             self.refused.add(self._folder, str(error))
-            self._under_way = None  # The next picture of the folder may not have the refused file.
+            self._under_way = None  # The next capture of the folder may not have the refused file.
             if due is self._begins_with:
                 self._go_on_from_stored()
             raise
         if manifest is None:
-            self._under_way, self._waiting = None, due.picture if newest else self._waiting
+            self._under_way, self._waiting = None, due.capture if newest else self._waiting
             if due is self._begins_with:
                 self._go_on_from_stored()
             return False
@@ -526,19 +526,19 @@ class CheckpointUploader:
         if not due.alone:
             self._others.stored(manifest.files)
         if newest:
-            taken, begun = self._pictures.taken(due.picture, self._sent.unsent), self._begins_with
+            taken, begun = self._captures.taken(due.capture, self._sent.unsent), self._begins_with
             self._last = manifest
-            self._note_uploaded(due.picture, manifest)
+            self._note_uploaded(due.capture, manifest)
             if taken or (begun and begun.number == due.number):
-                self._stored = self._pictures.last
+                self._stored = self._captures.last
             if begun and begun.number <= due.number:
                 self._begins_with = None
         self._drop()
-        nodes = self._pictures.nodes
+        nodes = self._captures.nodes
         self._unreadable = {path: node for path, node in self._unreadable.items() if nodes.get(path) == node}
         self.refused.only({self._folder / path for path in self._unreadable})
         self._done = {node for node in self._done if nodes.get(node.path) == node}
-        self._done.update(node for node in due.picture.nodes.values() if node.kind == "file")
+        self._done.update(node for node in due.capture.nodes.values() if node.kind == "file")
         self._tell_newest(index.newest_first()[0])
         log.info(
             "uploaded checkpoint %s (%d bytes, %.1f s)",
@@ -554,7 +554,7 @@ class CheckpointUploader:
         return True
 
     def _drop(self, due: Due | None = None, error: Exception | None = None) -> None:
-        """Let the next pass take another picture: this one is stored, or can't be sent because of `error`."""
+        """Let the next pass take another capture: this one is stored, or can't be sent because of `error`."""
         self._under_way, self._waiting, self._voids = None, None, self._voids + 1 if due else 0
         self._sent.drop_copies()
         if due is None or error is None:
@@ -565,38 +565,38 @@ class CheckpointUploader:
         log.info("checkpoint %s: %s", uri, why_unsent(error))
         if isinstance(error, PermissionError) or (isinstance(error, OSError) and self._voids > COPY_AFTER):
             path = os.path.relpath(str(error.filename), self._folder)
-            if (node := due.picture.nodes.get(path)) is not None:
+            if (node := due.capture.nodes.get(path)) is not None:
                 self._unreadable[path] = node
                 self.refused.add(self._folder / path, error.strerror or repr(error))
 
     def _send(self, due: Due, folder: str) -> list[StoredFile]:
-        """Send the files of a picture that the bucket lacks; return all files. Raises FileChanged, OSError,
+        """Send the files of a capture that the bucket lacks; return all files. Raises FileChanged, OSError,
         S3Error.
         """
-        picture, last = due.picture, self._stored
-        present = [later for mark, later in self._on_demand.items() if picture.nodes.get(mark.path) == mark]
-        # This pod's files have not changed: only other pods have new files for the last picture.
-        if picture.nodes is last:
+        capture, last = due.capture, self._stored
+        present = [later for mark, later in self._on_demand.items() if capture.nodes.get(mark.path) == mark]
+        # This pod's files have not changed: only other pods have new files for the last capture.
+        if capture.nodes is last:
             paths = last.keys() | {file.path for later in present for file in later}
             return [file for file in (self._last.files if self._last else ()) if file.path in paths]
         self._others.announce(due)
-        nodes = self._limit.wanted((node for node in picture.nodes.values() if node.kind == "file"), last)
+        nodes = self._limit.wanted((node for node in capture.nodes.values() if node.kind == "file"), last)
         known = {node: stored for node in nodes if (stored := self._sent.get(node))}
         lacking = [
             node
             for node in nodes
-            # Skip files of the last picture that the program has overwritten: after a restore from another job, this
+            # Skip files of the last capture that the program has overwritten: after a restore from another job, this
             # job's bucket does not have their old content.
             if node not in known
             and self._unreadable.get(node.path) != node
-            and (node != last.get(node.path) or node == self._pictures.nodes.get(node.path))
+            and (node != last.get(node.path) or node == self._captures.nodes.get(node.path))
         ]
         taken = self._sent.keys() | self._loaded_index().keys_in(folder) if lacking else set()
         own = [node for node in lacking if not self._others.has_lent(node)]
         keys = keys_of(own, folder, due.saved if due.alone else None, taken)
         keys |= self._others.keys_of_lent(lacking, folder, taken)
-        busy = [node for node in keys if node.path in picture.busy]
-        calm = {node: key for node, key in keys.items() if node.path not in picture.busy}
+        busy = [node for node in keys if node.path in capture.busy]
+        calm = {node: key for node, key in keys.items() if node.path not in capture.busy}
         if self._voids >= COPY_AFTER:
             self._sent.copy_aside(calm)
         files = [*known.values(), *self._sent.send(calm, self._store.uri(folder))]
@@ -610,10 +610,10 @@ class CheckpointUploader:
 
     def _manifest(self, due: Due, files: list[StoredFile]) -> Manifest | None:
         """Return the manifest of a snapshot; None while parts of other pods are missing. Raises ManifestError."""
-        whole = self._others.files(due, files, self._last, self._pictures.last)
+        whole = self._others.files(due, files, self._last, self._captures.last)
         if whole is None:
             return None
-        began, nodes, mark = time.thread_time(), due.picture.nodes, due.mark
+        began, nodes, mark = time.thread_time(), due.capture.nodes, due.mark
         manifest = Manifest(
             due.number,
             due.step,
@@ -626,7 +626,7 @@ class CheckpointUploader:
             claim=self._fence.number,
         )
         check_paths(manifest)
-        self._pictures.rest_after(time.thread_time() - began)
+        self._captures.rest_after(time.thread_time() - began)
         return manifest
 
     def _tell_newest(self, manifest: Manifest) -> None:

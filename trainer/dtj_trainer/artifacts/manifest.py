@@ -16,13 +16,13 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from dtj_trainer.artifacts.capture import LATEST_NS, folders_of, is_below, is_inside, place_of
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
-from dtj_trainer.artifacts.picture import LATEST_NS, folders_of, is_below, is_inside, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Set
 
-    from dtj_trainer.artifacts.picture import Node
+    from dtj_trainer.artifacts.capture import Node
 
 
 MetricMode = Literal["max", "min"]
@@ -329,8 +329,8 @@ def fault_of(path: Path, expected: StoredFile, sha256: str | None = None) -> str
 # The pods of a job share nothing but the bucket. Each has one small object there, its pod manifest:
 #
 # - A pod that sees a new file says at once that the file is pending.
-# - The pod of rank 0 takes a picture, and announces the picture's number and paths in the manifest of pod 0.
-# - The other pod sends the files that the picture lacks, and names them in its manifest.
+# - The pod of rank 0 takes a capture, and announces the capture's number and paths in the manifest of pod 0.
+# - The other pod sends the files that the capture lacks, and names them in its manifest.
 # - The pod of rank 0 puts these files into the snapshot's manifest. For pods with pending files it waits, and
 #   says so.
 #
@@ -339,7 +339,7 @@ def fault_of(path: Path, expected: StoredFile, sha256: str | None = None) -> str
 ANNOUNCED = "0"
 """The pod name in the key of the manifest that the pod of rank 0 writes."""
 LATE_SECONDS = 60.0
-"""How long a pod waits until the pod of rank 0 announces a picture that is newer than the waiting pod's files.
+"""How long a pod waits until the pod of rank 0 announces a capture that is newer than the waiting pod's files.
 The pod of rank 0 reads the other pods' manifests at least this often."""
 LATE_AT_END_SECONDS = 10.0
 """The value of LATE_SECONDS once the pod's program has ended."""
@@ -349,7 +349,7 @@ LATE_AT_END_SECONDS = 10.0
 class PodManifest:
     """What one pod says.
 
-    The pod of rank 0 announces a picture: its `number`; `paths`, of the pod's own files, and of folders with `/`
+    The pod of rank 0 announces a capture: its `number`; `paths`, of the pod's own files, and of folders with `/`
     at the end; `waits_for`, the pods whose files the snapshot lacks, each with the beginning of its manifest's ETag.
 
     Another pod says: `pending`, the paths of files that are not uploaded yet; `files`, those that the pod alone has,
@@ -472,10 +472,10 @@ def folders_in(paths: Iterable[str]) -> set[str]:
 
 
 def of_the_next(paths: Iterable[str], known: Set[str], folders: Set[str]) -> set[str]:
-    """Return the files that belong to a later picture: those in a new folder beside an elder folder of the picture.
+    """Return the files that belong to a later capture: those in a new folder beside an elder folder of the capture.
 
     A program that makes a folder for each checkpoint may have begun the next one in one pod, and not yet in another.
-    known: the folders that are not new. folders: those of the picture.
+    known: the folders that are not new. folders: those of the capture.
     """
     places = {place_of(folder) for folder in folders}
     return {

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dtj_trainer.artifacts.capture import folders_of, is_below, kind_of
 from dtj_trainer.artifacts.fence import claim_of_attempt
-from dtj_trainer.artifacts.folder_pictures import walk
+from dtj_trainer.artifacts.folder_captures import walk
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, prune, saved_folders
 from dtj_trainer.artifacts.manifest import (
     ANNOUNCED,
@@ -40,7 +41,6 @@ from dtj_trainer.artifacts.manifest import (
     pod_manifest_key,
 )
 from dtj_trainer.artifacts.multipart import at_once
-from dtj_trainer.artifacts.picture import folders_of, is_below, kind_of
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sent_files import FileChanged, SentFiles, why_unsent
 from dtj_trainer.artifacts.snapshot import keys_of
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
     from pathlib import Path
 
+    from dtj_trainer.artifacts.capture import Node
     from dtj_trainer.artifacts.fence import Fence
-    from dtj_trainer.artifacts.picture import Node
     from dtj_trainer.artifacts.snapshot import Due
     from dtj_trainer.artifacts.store import Store, StoredObject
 
@@ -249,7 +249,7 @@ def united(
 ) -> tuple[StoredFile, ...]:
     """Return own files with those that are given. Where several have a path, the first counts.
 
-    own: of the picture `nodes`; files that other pods gave to the restored snapshot may be among them, and any given
+    own: of the capture `nodes`; files that other pods gave to the restored snapshot may be among them, and any given
     file replaces those.
     """
     found = {file.path: file for file in own}
@@ -380,10 +380,10 @@ class OtherPods:
         return keys
 
     def announce(self, due: Due) -> None:
-        """Announce a picture: its number, and the paths of this pod's own files in it."""
+        """Announce a capture: its number, and the paths of this pod's own files in it."""
         if not self._shards or due.alone:
             return
-        nodes = due.picture.nodes.values()
+        nodes = due.capture.nodes.values()
         if self._lent:
             present = {copy_of(node) for node in nodes}
             self._lent = {copy: giver for copy, giver in self._lent.items() if copy in present}
@@ -398,9 +398,9 @@ class OtherPods:
     ) -> tuple[StoredFile, ...] | None:
         """Return the files of a snapshot: own ones and those of other pods; None while `lacking` says what lacks.
 
-        own: the files of the picture. last, last_nodes: the last snapshot, and its picture.
+        own: the files of the capture. last, last_nodes: the last snapshot, and its capture.
         """
-        nodes = due.picture.nodes
+        nodes = due.capture.nodes
         mark = f"{due.saved}/{MARK_FILE}"
         same = last if due.saved and nodes.get(mark) == last_nodes.get(mark) else None
         own, lacking = with_parts(self._store, due, tuple(own), same, self._fence.number)
@@ -412,7 +412,7 @@ class OtherPods:
         if self._is_time():
             self._listen()
             mine = {file.path for file in own if not is_lent(file)}
-            # Do not take removals from the last picture: other pods may have announced files since.
+            # Do not take removals from the last capture: other pods may have announced files since.
             if nodes is not last_nodes:
                 self._note_removed(mine | {path for path, node in nodes.items() if node.kind == "directory"})
             kinds = {kind_of(path) for path, node in nodes.items() if not node.same(last_nodes.get(path))}
@@ -431,7 +431,7 @@ class OtherPods:
     def have_news(self, last: Manifest | None, nodes: Mapping[str, Node], *, ended: bool) -> bool:
         """Return whether other pods have given files that the last snapshot lacks. Lists once a minute.
 
-        last, nodes: the last snapshot, and its picture. ended: the program has ended; `lacking` says which pods have
+        last, nodes: the last snapshot, and its capture. ended: the program has ended; `lacking` says which pods have
         not sent all of their files. Where `save` wrote all of the last snapshot, no other pod is asked.
         """
         if not self._shards or (last and last.of_save):
@@ -538,7 +538,7 @@ class OtherPods:
             self._store.delete(earlier)
 
     def _is_pending(self, pod: str, heard: _Heard, mine: set[str]) -> bool:
-        """Return whether to wait for a pod's pending files of this picture."""
+        """Return whether to wait for a pod's pending files of this capture."""
         said, folders = heard.said, folders_in(mine)
         later = of_the_next(said.pending, folders | folders_in(file.path for file in said.files), folders)
         return self._has_pending(pod, heard, mine | later)

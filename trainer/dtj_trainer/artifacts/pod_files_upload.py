@@ -11,8 +11,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dtj_trainer.artifacts.capture import Capture, is_below, kind_of
 from dtj_trainer.artifacts.fence import claim_of_attempt
-from dtj_trainer.artifacts.folder_pictures import FolderPictures
+from dtj_trainer.artifacts.folder_captures import FolderCaptures
 from dtj_trainer.artifacts.manifest import (
     ANNOUNCED,
     LATE_AT_END_SECONDS,
@@ -27,8 +28,7 @@ from dtj_trainer.artifacts.manifest import (
     of_the_next,
     pod_manifest_key,
 )
-from dtj_trainer.artifacts.newest_picture import Name, NewestPicture
-from dtj_trainer.artifacts.picture import Picture, is_below, kind_of
+from dtj_trainer.artifacts.newest_capture import Name, NewestCapture
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.sent_files import FileChanged, SentFiles, why_unsent
 from dtj_trainer.artifacts.snapshot import keys_of, step_of
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Set
     from pathlib import Path
 
+    from dtj_trainer.artifacts.capture import Node
     from dtj_trainer.artifacts.manifest import Manifest, StoredFile
-    from dtj_trainer.artifacts.picture import Node
     from dtj_trainer.artifacts.store import Store
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 _MOST_BYTES = 64 * 2**20
 _LONGEST_PAUSE_SECONDS = 10.0
 COPY_AFTER = 2
-"""After this many pictures (states of the checkpoints folder) in a row of which a file changed before it was sent,
+"""After this many captures (states of the checkpoints folder) in a row of which a file changed before it was sent,
 files are copied first, and the copies are sent."""
 
 
@@ -99,10 +99,10 @@ class PodFilesUploader:
     ) -> None:
         self._folder, self._job, self._store, self._pod = folder, job, store, pod
         self._claim_key, self._attempt, self._now = claim_key, attempt, now
-        self._pictures = FolderPictures(folder, settle_seconds, program_runs, self._note_complete)
-        self.pictures = NewestPicture()
-        self.note_torn, self.close = self._pictures.note_torn, self._pictures.close
-        self.still = self._pictures.still
+        self._captures = FolderCaptures(folder, settle_seconds, program_runs, self._note_complete)
+        self.captures = NewestCapture()
+        self.note_torn, self.close = self._captures.note_torn, self._captures.close
+        self.still = self._captures.still
         self._process = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()
         self.bytes_uploaded = 0
@@ -112,7 +112,7 @@ class PodFilesUploader:
         self._given: set[str] = set()
         """The paths of the restored files that this pod gave."""
         self._answers = self._voids = 0
-        self._due: Picture | None = None
+        self._due: Capture | None = None
         self._round: tuple[Manifest | None, Mapping[str, Node]] | None = None
         """The last round, until a pass takes it into account."""
         self._new_since: float | None = None
@@ -137,27 +137,27 @@ class PodFilesUploader:
         """By path of a file that changes all the time: how it was last, and since when. Such a file makes no answer
         to the pod of rank 0 necessary until it is calm."""
         self._answerable = False
-        """Whether the pod of rank 0 has announced a picture since this pod's first new file."""
+        """Whether the pod of rank 0 has announced a capture since this pod's first new file."""
 
     @property
     def nodes(self) -> Mapping[str, Node]:
         """The content of the folder at the last look."""
-        return self._pictures.nodes
+        return self._captures.nodes
 
-    def _note_complete(self, picture: Picture) -> None:
-        """Note a complete picture. Without a mark file of `checkpoints.save`, the number comes from the pod with the
+    def _note_complete(self, capture: Capture) -> None:
+        """Note a complete capture. Without a mark file of `checkpoints.save`, the number comes from the pod with the
         claim.
         """
-        step = step_of(picture.nodes, self._pictures.marks, self._pictures.last, lambda _: None, None)
-        self.pictures.note(picture, lambda: Name(self._claim if self._claim >= 0 else None, step, step))
+        step = step_of(capture.nodes, self._captures.marks, self._captures.last, lambda _: None, None)
+        self.captures.note(capture, lambda: Name(self._claim if self._claim >= 0 else None, step, step))
 
     def start(self) -> None:
         """Begin to watch the folder. Call it before the program writes there."""
-        self._pictures.start()
+        self._captures.start()
 
     def note_restored(self, manifest: Manifest) -> None:
         """Take the folder as a restore of this snapshot left it. All pods have restored the same one."""
-        nodes = self._pictures.begin_from(manifest.paths, self._others_in(manifest))
+        nodes = self._captures.begin_from(manifest.paths, self._others_in(manifest))
         self._begin_from(manifest, nodes)
 
     def _begin_from(self, manifest: Manifest, nodes: Mapping[str, Node]) -> None:
@@ -173,13 +173,13 @@ class PodFilesUploader:
         An upload that is under way goes on.
         """
         paths, others = (manifest.paths, self._others_in(manifest)) if manifest else (set[str](), set[str]())
-        nodes = self._pictures.begin_round(paths, others)
-        self.pictures.begin_round(Picture(dict(nodes), at_ns=time.time_ns()), manifest)
+        nodes = self._captures.begin_round(paths, others)
+        self.captures.begin_round(Capture(dict(nodes), at_ns=time.time_ns()), manifest)
         self._round = manifest, nodes
 
     def look_last(self, died_ns: int | None) -> None:
-        """See `FolderPictures`. Any thread may call it."""
-        self._pictures.look_last(died_ns)
+        """See `FolderCaptures`. Any thread may call it."""
+        self._captures.look_last(died_ns)
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
         """Upload what is complete, and name it in the pod's manifest; return True when nothing is left.
@@ -193,7 +193,7 @@ class PodFilesUploader:
             if manifest:
                 self._begin_from(manifest, nodes)
             self._due, self._new_since, self._voids = None, None, 0
-        self._pictures.look(over=over)
+        self._captures.look(over=over)
         new = self._new(over=over)
         if not new and not self._said.pending and not self._is_any_calm():
             self._new_since = None
@@ -204,10 +204,10 @@ class PodFilesUploader:
         if shared and not late:
             return False
         if self._due is None:
-            found = self._pictures.due(ended=ended, died_ns=died_ns)
-            self._due = found if isinstance(found, Picture) else None
+            found = self._captures.due(ended=ended, died_ns=died_ns)
+            self._due = found if isinstance(found, Capture) else None
         if not self._said.pending:
-            # After the program's end, files without a picture are not complete, and never will be.
+            # After the program's end, files without a capture are not complete, and never will be.
             if not self._new(over=over) or (over and self._due is None):
                 return True
             if not self._holds_claim():
@@ -247,10 +247,10 @@ class PodFilesUploader:
 
     def _new(self, *, over: bool) -> list[Node]:
         """Return the new files that may be this pod's alone."""
-        last = self._pictures.last
+        last = self._captures.last
         return [
             node
-            for node in self._own(self._pictures.nodes)
+            for node in self._own(self._captures.nodes)
             if not node.same(last.get(node.path)) and (over or self._counts(node))
         ]
 
@@ -261,7 +261,7 @@ class PodFilesUploader:
         return self._due is not None and self._due.nodes.get(node.path) == node and self._is_calm(node)
 
     def _is_any_calm(self) -> bool:
-        last, nodes = self._pictures.last, self._pictures.nodes
+        last, nodes = self._captures.last, self._captures.nodes
         noisy = [node for path in self._noisy if (node := nodes.get(path)) and not node.same(last.get(path))]
         calm = [self._is_calm(node) for node in noisy]
         return any(calm)
@@ -278,7 +278,7 @@ class PodFilesUploader:
         """Return the files that the pod of rank 0 neither has nor had, and did not write by
         `checkpoints.save`.
         """
-        saved = self._pictures.marks.keys()
+        saved = self._captures.marks.keys()
         return [
             node
             for path, node in nodes.items()
@@ -293,13 +293,13 @@ class PodFilesUploader:
         return all(kind_of(node.path) in self._shared for node in new)
 
     def _hear(self) -> bool:
-        """Read the announcement; return whether it has another picture, or waits for the files that this pod
+        """Read the announcement; return whether it has another capture, or waits for the files that this pod
         announced last.
         """
         since = self._now() if self._new_since is None else self._new_since
         before = self._announced.said
         self._announced.read(self._claim, since)
-        said, nodes = self._announced.said, self._pictures.nodes
+        said, nodes = self._announced.said, self._captures.nodes
         folders = folders_in(said.paths)
         gone, self._their_folders = self._their_folders - folders, folders
         self._their_paths = set(said.paths)
@@ -310,14 +310,14 @@ class PodFilesUploader:
         asked = (self._pod, beginning(self._said_etag)) in said.waits_for
         return asked or (said.number, said.paths) != (before.number, before.paths)
 
-    def _answer(self, picture: Picture, *, late: bool, over: bool) -> bool:
-        """Send the files that the announced picture lacks, and name them in the pod's manifest; return whether
+    def _answer(self, capture: Capture, *, late: bool, over: bool) -> bool:
+        """Send the files that the announced capture lacks, and name them in the pod's manifest; return whether
         nothing is left.
         """
         if not (self._answerable or late) or not self._holds_claim():
             return False
         said = self._announced.said
-        own = self._own(picture.nodes)
+        own = self._own(capture.nodes)
         known = self._their_folders | folders_in(file.path for file in self._said.files)
         later = set() if late else of_the_next((node.path for node in own), known, self._their_folders)
         if later:
@@ -325,23 +325,23 @@ class PodFilesUploader:
             own = [node for node in own if node.path not in later]
             if {node.path for node in own} == {file.path for file in self._said.files}:
                 return False
-            nodes = {path: node for path, node in picture.nodes.items() if path not in later}
-            picture = replace(picture, nodes=nodes)
+            nodes = {path: node for path, node in capture.nodes.items() if path not in later}
+            capture = replace(capture, nodes=nodes)
         folder = folder_name(max(said.number, 0), self._claim)
         self._answers, self._sent.ended = self._answers + 1, over
         place = answer_place(self._pod, self._process, self._answers)
-        stored = self._send(own, picture.busy, f"{folder}/{place}")
+        stored = self._send(own, capture.busy, f"{folder}/{place}")
         if stored is None or not self._holds_claim():
             return False
-        gone = tuple(sorted(self._given - picture.nodes.keys()))
+        gone = tuple(sorted(self._given - capture.nodes.keys()))
         self._say(PodManifest(said.number, tuple(sorted(later)), files=stored, answer=place, gone=gone))
-        self.pictures.note_uploaded(picture, Name(self._claim, said.number, None))
+        self.captures.note_uploaded(capture, Name(self._claim, said.number, None))
         self._sent.keep_only(own)
         if self.refused.text:
-            kept = (path for path, node in self._pictures.nodes.items() if node in self._not_own)
+            kept = (path for path, node in self._captures.nodes.items() if node in self._not_own)
             self.refused.only({self._folder / path for path in kept})
-        self._pictures.taken(picture, self._sent.unsent)
-        self._noisy = dict.fromkeys((*picture.passed_over, *picture.busy), (None, 0.0))
+        self._captures.taken(capture, self._sent.unsent)
+        self._noisy = dict.fromkeys((*capture.passed_over, *capture.busy), (None, 0.0))
         self._note_shared(own)
         self._new_since = self._new_since if later else None
         return over or not self._new(over=over)
@@ -353,7 +353,7 @@ class PodFilesUploader:
         keys = keys_of(lacking, place, None, set())
         calm = {node: key for node, key in keys.items() if node.path not in busy}
         try:
-            with self._pictures.looking():
+            with self._captures.looking():
                 if self._voids >= COPY_AFTER:
                     self._sent.copy_aside(calm)
                 self._sent.send(calm, self._store.uri(place))

@@ -19,7 +19,7 @@ from dtj_trainer.artifacts.file_fetch import (
     on_demand_files,
     write_records,
 )
-from dtj_trainer.artifacts.folder_pictures import walk
+from dtj_trainer.artifacts.folder_captures import walk
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
 from dtj_trainer.artifacts.manifest import UNKNOWN_TIME
 
@@ -260,7 +260,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def remove_others(folder: Path, wanted: Set[str]) -> None:
-    """Remove what belongs to a picture and is not among the wanted paths, and what interrupted restores left."""
+    """Remove what belongs to a capture and is not among the wanted paths, and what interrupted restores left."""
     for left in (*folder.glob(f"{_ARRIVING}*"), *folder.glob(f"{_REMOVED}*")):
         shutil.rmtree(left, ignore_errors=True)
     for node in list(walk(folder)):

@@ -172,6 +172,6 @@ def verified(content: bytes, sha256: str) -> Manifest:
     if hashlib.sha256(content).hexdigest() != sha256:
         raise ManifestError("the manifest has another hash")
     manifest = Manifest.from_json(content, in_bucket=False)
-    if any(file.size < 0 for file in manifest.files):
-        raise ManifestError("the manifest names a file of less than 0 bytes")
+    if wrong := next((file for file in manifest.files if file.size < 0), None):
+        raise ManifestError(f"the manifest gives a negative size for {wrong.path!r}: {wrong.size} bytes")
     return manifest

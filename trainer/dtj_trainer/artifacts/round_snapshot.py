@@ -17,8 +17,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from dtj_trainer.artifacts.capture import SECOND, Capture, is_below
 from dtj_trainer.artifacts.file_fetch import Near
-from dtj_trainer.artifacts.folder_pictures import walk
+from dtj_trainer.artifacts.folder_captures import walk
 from dtj_trainer.artifacts.manifest import (
     Manifest,
     ManifestError,
@@ -28,9 +29,8 @@ from dtj_trainer.artifacts.manifest import (
     sha256_of,
 )
 from dtj_trainer.artifacts.multipart import at_once
-from dtj_trainer.artifacts.newest_picture import Complete, Name, sources_of
+from dtj_trainer.artifacts.newest_capture import Complete, Name, sources_of
 from dtj_trainer.artifacts.peers import PATIENCE_SECONDS
-from dtj_trainer.artifacts.picture import SECOND, Picture, is_below
 from dtj_trainer.artifacts.put_back import arriving_folder, leave_only, put_back, remove
 from dtj_trainer.artifacts.round_peers import NotPutBack, RoundPeers, hash_of
 from dtj_trainer.artifacts.s3 import NoSuchKey, Result, S3Error, S3Location, retry_transient
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dtj_trainer.artifacts.arriving_file import ArrivingFile
+    from dtj_trainer.artifacts.capture import Node
     from dtj_trainer.artifacts.file_fetch import Room
     from dtj_trainer.artifacts.manifest import StoredFile, StoredLink
-    from dtj_trainer.artifacts.newest_picture import NewestPicture
+    from dtj_trainer.artifacts.newest_capture import NewestCapture
     from dtj_trainer.artifacts.peer_hosts import PeerHosts
     from dtj_trainer.artifacts.peers import PeerServer
-    from dtj_trainer.artifacts.picture import Node
     from dtj_trainer.artifacts.store import StoredObject
 
 log = logging.getLogger(__name__)
@@ -137,17 +137,17 @@ class NoBucket(Store):
         raise NoSuchKey(f"{key}: the job has no artifacts")
 
 
-class PictureSource(Protocol):
-    """What takes the pictures of the folder: see `CheckpointUploader`."""
+class CaptureSource(Protocol):
+    """What takes the captures of the folder: see `CheckpointUploader`."""
 
-    pictures: NewestPicture
+    captures: NewestCapture
 
     @property
     def nodes(self) -> Mapping[str, Node]:
         """The content of the folder at the last look."""
 
     def look_last(self, died_ns: int | None) -> None:
-        """Find the last picture of programs that are gone. died_ns: when they were killed; None: they ended by
+        """Find the last capture of programs that are gone. died_ns: when they were killed; None: they ended by
         themselves.
         """
 
@@ -199,12 +199,12 @@ class RoundSnapshots:
             manifest = replace(manifest, files=files, claim=0)
             paths = manifest.paths
             nodes = {node.path: node for node in walk(self._folder) if node.path in paths}
-            picture = Picture(nodes, at_ns=int(seconds_of(manifest.time) * SECOND))
-            self._foreign = Complete(picture, Name(0, manifest.number, manifest.step), manifest=manifest)
+            capture = Capture(nodes, at_ns=int(seconds_of(manifest.time) * SECOND))
+            self._foreign = Complete(capture, Name(0, manifest.number, manifest.step), manifest=manifest)
 
     # --- the pod of rank 0 names a snapshot ------------------------------------------------------
 
-    def newest(self, source: PictureSource, died_ns: int | None) -> tuple[Manifest, str] | None:
+    def newest(self, source: CaptureSource, died_ns: int | None) -> tuple[Manifest, str] | None:
         """Name the newest complete snapshot with its hash, and offer its files; None: there is none anywhere.
 
         died_ns: when the programs were killed (wall clock, nanoseconds); None: they ended by themselves. A snapshot
@@ -231,27 +231,27 @@ class RoundSnapshots:
         self._named = {sha256: manifest}
         return manifest, sha256
 
-    def _uploaded_soon(self, source: PictureSource) -> Complete | None:
-        """Return the newest picture that the bucket has. The upload of a newer one may end within UPLOAD_SECONDS."""
+    def _uploaded_soon(self, source: CaptureSource) -> Complete | None:
+        """Return the newest capture that the bucket has. The upload of a newer one may end within UPLOAD_SECONDS."""
         deadline = time.monotonic() + (0.0 if isinstance(self._store, NoBucket) else UPLOAD_SECONDS)
         while (newest := self._newest(source)) and not newest.uploaded and time.monotonic() < deadline:
             time.sleep(_PAUSE_SECONDS)
-        return source.pictures.uploaded
+        return source.captures.uploaded
 
-    def _newest(self, source: PictureSource) -> Complete | None:
-        """Return the newest complete picture that can be put back here."""
-        found = source.pictures.now(source.nodes)
+    def _newest(self, source: CaptureSource) -> Complete | None:
+        """Return the newest complete capture that can be put back here."""
+        found = source.captures.now(source.nodes)
         if found is None and self._foreign:
             nodes = source.nodes
-            if all(nodes.get(path) == node for path, node in self._foreign.picture.nodes.items()):
+            if all(nodes.get(path) == node for path, node in self._foreign.capture.nodes.items()):
                 found = self._foreign
         return found
 
-    def _offered(self, source: PictureSource, found: Complete) -> Manifest:
-        """Return the manifest of a picture, and offer its files where they are now."""
+    def _offered(self, source: CaptureSource, found: Complete) -> Manifest:
+        """Return the manifest of a capture, and offer its files where they are now."""
         nodes = source.nodes
-        manifest = source.pictures.manifest_of(found, nodes, self._attempt, self._hashes.of)
-        places = {path: place for path, place in sources_of(found.picture, nodes).items() if place}
+        manifest = source.captures.manifest_of(found, nodes, self._attempt, self._hashes.of)
+        places = {path: place for path, place in sources_of(found.capture, nodes).items() if place}
         for file in manifest.files:
             if place := places.get(file.path):
                 self._hashes.add(nodes[place], file.sha256)

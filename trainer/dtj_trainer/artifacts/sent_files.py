@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from dtj_trainer.artifacts.capture import Node
 from dtj_trainer.artifacts.manifest import StoredFile, sha256_of
 from dtj_trainer.artifacts.multipart import SMALL_BYTES, FileVersion, upload_at_once
 from dtj_trainer.artifacts.open_files import held_open
-from dtj_trainer.artifacts.picture import Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Set
@@ -116,7 +116,7 @@ class SentFiles:
     def copy_aside(self, nodes: Iterable[Node]) -> None:
         """Copy files, if twice their size is free, so that `send` sends the copies. Raises FileChanged.
 
-        Of a program that changes or removes files faster than they are sent, no picture is stored otherwise. The
+        Of a program that changes or removes files faster than they are sent, no capture is stored otherwise. The
         copies stay until `drop_copies`.
         """
         nodes = [node for node in nodes if node not in self._copies]
@@ -134,7 +134,7 @@ class SentFiles:
                 self._copies[node] = copy
 
     def drop_copies(self) -> None:
-        """Remove the copies, because another picture begins."""
+        """Remove the copies, because another capture begins."""
         self.unsent = set()
         if self._copies:
             shutil.rmtree(self._local.parent / _ASIDE, ignore_errors=True)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.picture import folders_of, is_below, place_of
+from dtj_trainer.artifacts.capture import folders_of, is_below, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence, Set
 
+    from dtj_trainer.artifacts.capture import Node
     from dtj_trainer.artifacts.manifest import StoredFile, StoredFolder, StoredLink
-    from dtj_trainer.artifacts.picture import Node
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.capture import topmost_new
 from dtj_trainer.artifacts.local_checkpoints import newest_of
 from dtj_trainer.artifacts.manifest import (
     DAMAGED_FILE,
@@ -24,7 +25,6 @@ from dtj_trainer.artifacts.manifest import (
     StoredLink,
     number_and_claim,
 )
-from dtj_trainer.artifacts.picture import topmost_new
 from dtj_trainer.artifacts.retention import Candidate, kept
 from dtj_trainer.artifacts.s3 import DamagedObject, NoSuchKey
 from dtj_trainer.artifacts.store import key_of
@@ -33,8 +33,8 @@ from dtj_trainer.clock import seconds_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Set
 
+    from dtj_trainer.artifacts.capture import Capture, Node
     from dtj_trainer.artifacts.local_checkpoints import Mark
-    from dtj_trainer.artifacts.picture import Node, Picture
     from dtj_trainer.artifacts.store import Store
 
 
@@ -132,12 +132,12 @@ _NEW_NAMES = 3
 
 @dataclass(frozen=True)
 class Due:
-    """A picture to upload, and what its snapshot is called.
+    """A capture to upload, and what its snapshot is called.
 
     `saved`: its newest folder of `checkpoints.save`. `alone`: that folder is all of it.
     """
 
-    picture: Picture
+    capture: Capture
     number: int
     step: int | None
     saved: str | None
@@ -166,9 +166,9 @@ def step_of(
     step_at: StepAt,
     before: int | None,
 ) -> int | None:
-    """Return the step of a picture: of the newest mark, of TensorFlow's index, or what the program has reported.
+    """Return the step of a capture: of the newest mark, of TensorFlow's index, or what the program has reported.
 
-    marks: of the folders of `checkpoints.save`. last, before: content and step of the picture before.
+    marks: of the folders of `checkpoints.save`. last, before: content and step of the capture before.
     """
     if saved := newest_of({name: mark for name, mark in marks.items() if name in nodes}):
         return marks[saved].step

@@ -24,7 +24,7 @@ from dtj_trainer.artifacts.file_upload import METRICS_KEYS, FileUploader, PodFil
 from dtj_trainer.artifacts.growing import restore_growing
 from dtj_trainer.artifacts.history import HistoryWriter
 from dtj_trainer.artifacts.multipart import Uploads
-from dtj_trainer.artifacts.newest_picture import PictureWatch, Unuploaded
+from dtj_trainer.artifacts.newest_capture import CaptureWatch, Unuploaded
 from dtj_trainer.artifacts.other_pods import PartUploader
 from dtj_trainer.artifacts.peers import CheckpointPeers, PeerServer
 from dtj_trainer.artifacts.pod_files_upload import PodFilesUploader
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dtj_trainer.artifacts.manifest import Manifest
-    from dtj_trainer.artifacts.newest_picture import Complete
+    from dtj_trainer.artifacts.newest_capture import Complete
     from dtj_trainer.artifacts.peer_hosts import PeerHosts
     from dtj_trainer.artifacts.upload_rules import Begin
 
@@ -161,7 +161,7 @@ class PodSync:
         self._checkpoints: CheckpointUploader | None = None
         self._parts: PartUploader | None = None
         self._pod_files: PodFilesUploader | None = None
-        self._watch: PictureWatch | None = None
+        self._watch: CaptureWatch | None = None
         self._mirror: CheckpointMirror | None = None
         self._mirroring: SyncLoop | None = None
         self._files: FileUploader | None = None
@@ -258,7 +258,7 @@ class PodSync:
         if self._settings.rounds:
             self._rounds = self._round_snapshots()
         if self._store is None:
-            self._watch_pictures()
+            self._watch_captures()
             return
         settings, root, fence = self._settings, self._settings.root, self._fence
         files = PodFiles(
@@ -304,11 +304,11 @@ class PodSync:
         for loop in self._loops:
             loop.start()
 
-    def _watch_pictures(self) -> None:
+    def _watch_captures(self) -> None:
         settings = self._settings
         if settings.part != "primary" and not settings.shards:
             return
-        self._watch = PictureWatch(
+        self._watch = CaptureWatch(
             settings.checkpoints,
             attempt=settings.attempt,
             settle_seconds=settings.settle_seconds,
@@ -320,13 +320,13 @@ class PodSync:
         self._loops.append(loop)
         loop.start()
 
-    def newest_picture(self) -> Complete | None:
-        """Return the newest complete picture of the checkpoints folder that this pod can put back."""
-        source = self._pictures
-        return source.pictures.now(source.nodes) if source else None
+    def newest_capture(self) -> Complete | None:
+        """Return the newest complete capture of the checkpoints folder that this pod can put back."""
+        source = self._captures
+        return source.captures.now(source.nodes) if source else None
 
     @property
-    def _pictures(self) -> CheckpointUploader | PodFilesUploader | PictureWatch | None:
+    def _captures(self) -> CheckpointUploader | PodFilesUploader | CaptureWatch | None:
         return self._checkpoints or self._pod_files or self._watch
 
     def _round_snapshots(self) -> RoundSnapshots:
@@ -362,7 +362,7 @@ class PodSync:
 
         Raises NotPutBack where there is one that not all pods can have.
         """
-        rounds, source = self._rounds, self._pictures
+        rounds, source = self._rounds, self._captures
         assert rounds
         assert source
         return rounds.newest(source, self._died_ns if self._died else None)
@@ -373,7 +373,7 @@ class PodSync:
         snapshot: claim, number, and the hash of its manifest; None: nothing. Call it after `end_round`. Raises
         NotPutBack.
         """
-        rounds, source = self._rounds, self._pictures
+        rounds, source = self._rounds, self._captures
         assert rounds
         manifest = None
         with source.still if source else nullcontext():

@@ -89,7 +89,7 @@ def unpack(archive: Path, digest: str, folder: Path) -> None:
     """
     size = archive.stat().st_size
     if size > PACKED_BYTES:
-        raise CodeError(f"the archive has {size:,} bytes, and may have {PACKED_BYTES:,}")
+        raise CodeError(f"the archive has {size:,} bytes, and the maximum is {PACKED_BYTES:,}")
     if (found := digest_of(archive)) != digest:
         raise CodeError(f"the archive has the digest {found}, and the job asks for {digest}")
     new = folder.with_name(f".{folder.name}-new")
@@ -127,7 +127,7 @@ def _add(stream: BinaryIO | gzip.GzipFile, name: str, path: Path, room: int) -> 
         if before.st_size > room:
             total = UNPACKED_BYTES - room + before.st_size
             raise CodeError(
-                f"the files up to {shown(name)} have {total:,} bytes, and may have {UNPACKED_BYTES:,}"
+                f"the files up to {shown(name)} have {total:,} bytes, and the maximum is {UNPACKED_BYTES:,}"
             )
         info.size, info.mode = before.st_size, 0o755 if before.st_mode & 0o100 else 0o644
         stream.write(info.tobuf(tarfile.GNU_FORMAT, "utf-8", "strict"))
@@ -155,7 +155,9 @@ def _unpack_to(folder: Path, stream: BinaryIO) -> None:
         seen.add(parts)
         unpacked += info.size
         if unpacked > UNPACKED_BYTES:
-            raise CodeError(f"the files have at least {unpacked:,} bytes, and may have {UNPACKED_BYTES:,}")
+            raise CodeError(
+                f"the files have at least {unpacked:,} bytes, and the maximum is {UNPACKED_BYTES:,}"
+            )
         path = folder.joinpath(*parts)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -200,7 +202,7 @@ def _headers(stream: BinaryIO) -> Iterator[tarfile.TarInfo]:
 
 def _long_name(stream: BinaryIO, size: int) -> str:
     if not 0 < size <= _NAME_BYTES + 1:
-        raise CodeError(f"the name of an entry has {size:,} bytes, and may have {_NAME_BYTES:,}")
+        raise CodeError(f"the name of an entry has {size:,} bytes, and the maximum is {_NAME_BYTES:,}")
     name = _exactly(stream, size + -size % _BLOCK)[:size].rstrip(b"\0")
     try:
         return name.decode()
@@ -281,7 +283,9 @@ class _Hashing:
     def write(self, content: bytes) -> int:
         self.written += len(content)
         if self.written > PACKED_BYTES:
-            raise CodeError(f"the archive has at least {self.written:,} bytes, and may have {PACKED_BYTES:,}")
+            raise CodeError(
+                f"the archive has at least {self.written:,} bytes, and the maximum is {PACKED_BYTES:,}"
+            )
         self._hash.update(content)
         return self._file.write(content)
 

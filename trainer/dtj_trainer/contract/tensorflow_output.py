@@ -18,7 +18,7 @@ _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)
 _LOST = re.compile(
     "|".join(
         (
-            # The coordination service of the runtime, whose server is in the leader.
+            # TensorFlow's coordination service. One task, the leader, runs its server.
             r"The following tasks are unhealthy|heartbeat timeout|[Bb]arrier .*(timed out|failed)",
             r"Error reported from /job:|[Cc]oordination service.*(unavailable|failed|[Cc]onnect)",
             # gRPC between tasks, with the task's name.

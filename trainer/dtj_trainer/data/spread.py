@@ -167,7 +167,7 @@ class _Drawn(NamedTuple):
 
 
 def _spread(labels: np.ndarray, seed: int, epoch: int, ranks: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the runs in the order in which they open, and the lane of each."""
+    """Return the runs of blocks in the order in which they open, and the lane of each: see the module."""
     chance = np.random.default_rng([seed, epoch, 0, 2])
     shuffled = chance.permutation(len(labels))
     _, classes = np.unique(labels, return_inverse=True)

@@ -112,7 +112,7 @@ def _download(uri: str, copy: Path) -> None:
     with sentences(uri):
         answer = make_client().get_object(Bucket=place.bucket, Key=place.prefix)
         if (size := answer["ContentLength"]) > PACKED_BYTES:
-            raise CodeError(f"the archive has {size:,} bytes, and may have {PACKED_BYTES:,}")
+            raise CodeError(f"the archive has {size:,} bytes, and the maximum is {PACKED_BYTES:,}")
         with closing(answer["Body"]) as body, copy.open("wb") as file:
             read: Callable[[int], bytes] = body.read
             while content := read(_CHUNK):
@@ -308,9 +308,9 @@ def _read_set(wheels: Path) -> PackageSet:
         except zipfile.BadZipFile as error:
             raise CodeError(f"{path.name} is no complete wheel: {error}") from None
     if size > UNPACKED_BYTES:
-        raise CodeError(f"the packages have {size:,} bytes unpacked, and may have {UNPACKED_BYTES:,}")
+        raise CodeError(f"the packages have {size:,} bytes unpacked, and the maximum is {UNPACKED_BYTES:,}")
     if entries > MOST_ENTRIES:
-        raise CodeError(f"the packages have {entries:,} files, and may have {MOST_ENTRIES:,}")
+        raise CodeError(f"the packages have {entries:,} files, and the maximum is {MOST_ENTRIES:,}")
     return found
 
 

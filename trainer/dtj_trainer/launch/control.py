@@ -3,7 +3,7 @@ workspace.
 
 A wrapper waits until its pod is ready, attaches when its program runs, reports the program's end, and may request the
 final sync. A connection that breaks before the report of the end means that the wrapper was killed. In a pod that
-keeps spares, a second connection of the wrapper starts the program: see `rank_starts`.
+keeps spares, a second connection of the wrapper starts the program: see `spare_starts`.
 """
 
 from __future__ import annotations

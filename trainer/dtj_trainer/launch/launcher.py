@@ -25,18 +25,18 @@ from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.event_queue import EventQueue
 from dtj_trainer.launch.failure import classify, signal_name
 from dtj_trainer.launch.leftovers import Leftovers
-from dtj_trainer.launch.mpirun_hosts import RankHosts, Start, rank_hosts, worker_names
+from dtj_trainer.launch.mpirun_hosts import HostfileError, RankHosts, Start, rank_hosts, worker_names
 from dtj_trainer.launch.output import LastLines, LogFile, writer_to
-from dtj_trainer.launch.peers import HostfileError, PeersUnreachable, joined, listener_on
+from dtj_trainer.launch.peers import PeersUnreachable, joined, listener_on
 from dtj_trainer.launch.pod import LOG_SYNC_SECONDS, Grace, sync_settings
 from dtj_trainer.launch.pod_connections import PodConnections, read_hello
 from dtj_trainer.launch.pod_rounds import first_line
 from dtj_trainer.launch.processes import adopt_orphans
 from dtj_trainer.launch.program import SIGNAL_SECONDS, STOP_ALL_RANKS, Program, ProgramEnd
+from dtj_trainer.launch.restart_in_place import Coordinator
 from dtj_trainer.launch.round_agent import Agent, AgentAction, EndPrograms, StartPrograms, WithoutRounds
 from dtj_trainer.launch.round_messages import Failed, Go, InvalidMessage, agent_message, line_of, restarts_of
 from dtj_trainer.launch.round_server import RoundLink, RoundServer
-from dtj_trainer.launch.rounds import Coordinator
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.status_server import PhaseLog
 from dtj_trainer.launch.termination import RankExit, forget_termination, split_marker, write_termination

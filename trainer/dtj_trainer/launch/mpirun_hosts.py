@@ -1,6 +1,7 @@
 """Where the ranks of a Horovod job run, and how they are started: on hosts by ssh, or on this machine.
 
-`launcher` waits for the hosts and runs the command. Not here: the start of a rank on its host (`rank`).
+`launcher` waits for the hosts and runs the command. Not here: the content of the hostfile, which the operator writes
+(`dtj.plan.horovod`), and the start of a rank on its host (`rank`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from dtj_trainer import contract
 from dtj_trainer.launch.control import SupervisorGone, connect
-from dtj_trainer.launch.peers import HostAnswer, ask_all, read_hosts, wait_for_peers
+from dtj_trainer.launch.peers import HostAnswer, ask_all, wait_for_peers
 from dtj_trainer.launch.settings import Settings, control_socket
 
 # Open MPI's mpirun.
@@ -83,6 +84,23 @@ def mpirun_environment(environment: Mapping[str, str]) -> dict[str, str]:
         allowed |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         allowed |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return allowed
+
+
+class HostfileError(ValueError):
+    """The hostfile is missing or names no host."""
+
+
+def read_hosts(hostfile: Path) -> list[str]:
+    """List the hosts of an Open MPI hostfile, each once, in the file's order."""
+    try:
+        lines = hostfile.read_text().splitlines()
+    except OSError as error:
+        raise HostfileError(f"the hostfile {hostfile} can't be read: {error.strerror}") from error
+    words = (line.split("#", 1)[0].split() for line in lines)
+    hosts = list(dict.fromkeys(line[0] for line in words if line))
+    if not hosts:
+        raise HostfileError(f"the hostfile {hostfile} names no host")
+    return hosts
 
 
 class Start(NamedTuple):

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum
-from pathlib import Path
 
 from dtj_trainer.launch.pod_connections import PodConnections, Sender, hello_of
 from dtj_trainer.launch.settings import Settings
@@ -37,23 +36,6 @@ class HostAnswer(Enum):
 
 class PeersUnreachable(Exception):
     """Hosts did not answer within the timeout. The message names them."""
-
-
-class HostfileError(ValueError):
-    """The hostfile is missing or names no host."""
-
-
-def read_hosts(hostfile: Path) -> list[str]:
-    """List the hosts of an Open MPI hostfile, each once, in the file's order."""
-    try:
-        lines = hostfile.read_text().splitlines()
-    except OSError as error:
-        raise HostfileError(f"the hostfile {hostfile} can't be read: {error.strerror}") from error
-    words = (line.split("#", 1)[0].split() for line in lines)
-    hosts = list(dict.fromkeys(line[0] for line in words if line))
-    if not hosts:
-        raise HostfileError(f"the hostfile {hostfile} names no host")
-    return hosts
 
 
 def ask(host: str, port: int) -> HostAnswer:
@@ -231,7 +213,7 @@ class BarrierHost:
         while not (self._ready.is_set() and self._have_come(connections)):
             # The selector can't wait for `_ready`, so poll for it.
             for _ in connections.poll(POLL_SECONDS if self._ready.is_set() else OWN_POLL_SECONDS):
-                pass  # A pod that has come says nothing before `go`.
+                pass  # Ignore the events: a connected pod sends nothing before it has received `go`.
             now = time.monotonic()
             if given_up():
                 return

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.capture import is_below
 from dtj_trainer.artifacts.fence import Superseded
-from dtj_trainer.artifacts.picture import is_below
 from dtj_trainer.artifacts.round_peers import NotPutBack
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sync import PodSync, SyncSettings
@@ -384,7 +384,7 @@ class Pod:
     def _served(self) -> contract.Report:
         """Return the report with the newest checkpoint on disk, and what the pod uses now."""
         found = self.report()
-        if self._settings.pod.uploads == "primary" and (newest := self._sync.newest_picture()):
+        if self._settings.pod.uploads == "primary" and (newest := self._sync.newest_capture()):
             found["checkpoint"] = newest.reported()
         if used := self._sampler.totals():
             found["utilisation"] = used
@@ -421,9 +421,9 @@ class Pod:
 
     def saved_since(self, at_ns: int) -> bool:
         """Whether a complete checkpoint has files from after a wall-clock time in nanoseconds."""
-        newest = self._sync.newest_picture()
+        newest = self._sync.newest_capture()
         return newest is not None and any(
-            node.changed_ns > at_ns for node in newest.picture.nodes.values() if node.kind == "file"
+            node.changed_ns > at_ns for node in newest.capture.nodes.values() if node.kind == "file"
         )
 
     def begin_round(self, number: int, snapshot: Snapshot | None) -> None:

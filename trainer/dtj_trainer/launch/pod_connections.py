@@ -247,7 +247,7 @@ class PodConnections:
         *lines, connection.received = (connection.received + block).split(b"\n")
         for line in lines:
             if connection.closed:
-                return  # An earlier line closed it.
+                return  # An earlier line of the block led to the end of the connection.
             if connection.pod:
                 yield Said(connection.number, line)
             else:

@@ -1,6 +1,6 @@
 """One pod's part in the rounds of its job: its connections, and what each round changes in its environment.
 
-The agent of rank 0's pod is the coordinator: see `rounds`. What the pod does in a round is in `replica`.
+The agent of rank 0's pod is the coordinator: see `restart_in_place`. What the pod does in a round is in `replica`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 
 from dtj_trainer.launch.peers import StartBarrier, listener_on
 from dtj_trainer.launch.pod_connections import PodConnections
+from dtj_trainer.launch.restart_in_place import Coordinator
 from dtj_trainer.launch.round_agent import Agent, AgentAction
 from dtj_trainer.launch.round_messages import Go, Snapshot
 from dtj_trainer.launch.round_server import RoundLink, RoundServer
-from dtj_trainer.launch.rounds import Coordinator
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit
 

@@ -127,7 +127,7 @@ class Started(Protocol):
 
 
 class Starter:
-    """How a program starts: by a new process. `spare` and `rank_starts` have other ways."""
+    """How a program starts: by a new process. `spare` and `spare_starts` have other ways."""
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None) -> Started:
         """Return the process of the program, the first of its own process group. Raises OSError."""

@@ -14,7 +14,7 @@ from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.failure import cut_off, signal_name, torch_error_file
 from dtj_trainer.launch.pod import Pod
 from dtj_trainer.launch.program import SIGNAL_SECONDS, LoggedProgram, ProgramEnd
-from dtj_trainer.launch.rounds import is_own, patience
+from dtj_trainer.launch.restart_in_place import is_own, patience
 from dtj_trainer.launch.settings import Settings, SettingsError
 from dtj_trainer.launch.spare import Spares
 from dtj_trainer.launch.termination import RankExit

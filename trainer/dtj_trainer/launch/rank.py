@@ -45,7 +45,7 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     rounds = settings.pod.rounds
     starter = None
     if rounds and rounds.spare:
-        from dtj_trainer.launch.rank_starts import RankStarter  # Few jobs keep spares.
+        from dtj_trainer.launch.spare_starts import RankStarter  # Few jobs keep spares.
 
         starter = RankStarter(settings.control_socket, rank, settings.round)
     # The launcher recognizes lines of ranks, as opposed to mpirun's own, by the prefix.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from dtj_trainer.launch.restart_in_place import is_own
 from dtj_trainer.launch.round_messages import (
     AgentMessage,
     CoordinatorMessage,
@@ -21,7 +22,6 @@ from dtj_trainer.launch.round_messages import (
     Snapshot,
     Stop,
 )
-from dtj_trainer.launch.rounds import is_own
 from dtj_trainer.launch.termination import RankExit
 
 

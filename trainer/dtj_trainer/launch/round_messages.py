@@ -47,7 +47,7 @@ class Snapshot(NamedTuple):
         return self.claim, self.number
 
 
-# --- what an agent says ------------------------------------------------------------------------
+# --- messages of an agent to the coordinator ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

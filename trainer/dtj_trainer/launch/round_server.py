@@ -24,6 +24,7 @@ from dtj_trainer.launch.pod_connections import (
     break_off,
     hold,
 )
+from dtj_trainer.launch.restart_in_place import Close, Coordinator, CoordinatorAction, Prepare, Say, Tell
 from dtj_trainer.launch.round_agent import Agent, AgentAction, Record, Send
 from dtj_trainer.launch.round_messages import (
     InvalidMessage,
@@ -34,7 +35,6 @@ from dtj_trainer.launch.round_messages import (
     coordinator_message,
     line_of,
 )
-from dtj_trainer.launch.rounds import Close, Coordinator, CoordinatorAction, Prepare, Say, Tell
 from dtj_trainer.launch.termination import RankExit
 
 log = logging.getLogger(__name__)

@@ -114,7 +114,8 @@ class Settings:
     @property
     def _seen_root(self) -> Path:
         own, here = Path(contract.ROOT), self.root
-        # Where programs can't have a mount namespace, the workspace is not at ROOT for them either.
+        # A program finds the workspace at ROOT if a mount namespace or a symbolic link puts it there. Otherwise the
+        # program uses the workspace's own path.
         return own if own.exists() and own.samefile(here) else here
 
     @property

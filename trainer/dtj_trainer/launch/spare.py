@@ -437,7 +437,8 @@ class Spares:
             *seat.python.program,
         ]
         try:
-            # In the group of this process, among its helpers, until the spare becomes the program.
+            # Keep the spare in the agent's process group: the agent kills no process of this group as a leftover of a
+            # program. The spare leaves the group when it becomes the program.
             process = start_process(
                 words,
                 seat.environment,

@@ -30,7 +30,6 @@ from dtj_trainer.launch.pod import (
     stop_sync_seconds,
 )
 from dtj_trainer.launch.processes import adopt_orphans
-from dtj_trainer.launch.rank_starts import RankStarts, Request
 from dtj_trainer.launch.round_agent import (
     Agent,
     AgentAction,
@@ -42,6 +41,7 @@ from dtj_trainer.launch.round_agent import (
 from dtj_trainer.launch.round_messages import Go, restarts_of
 from dtj_trainer.launch.round_server import RoundLink
 from dtj_trainer.launch.settings import Settings
+from dtj_trainer.launch.spare_starts import RankStarts, Request
 from dtj_trainer.launch.termination import forget_termination, write_termination
 from dtj_trainer.parent_death import die_with_parent
 

@@ -34,10 +34,14 @@ _OPEN = Path("/proc/self/fd")
 
 
 def give_up_when_silent(cluster: Cluster) -> None:
-    """Start a thread that makes connections to the cluster's servers break when the peer falls silent."""
+    """Start a thread that makes connections to the cluster's servers break when the peer stops answering."""
     ports = {int(address.rpartition(":")[2]) for hosts in cluster.addresses.values() for address in hosts}
     if not _OPEN.is_dir():
-        log.warning("%s is missing: a replica that falls silent is noticed after 15 minutes or later", _OPEN)
+        log.warning(
+            "the folder %s is missing, so a replica that stops answering goes unnoticed for 15 minutes or longer; "
+            "mount /proc to notice it within seconds",
+            _OPEN,
+        )
         return
 
     def watch() -> None:

@@ -13,12 +13,11 @@ from dtj_trainer.contract import MODEL_DESCRIPTION_FILE, MODEL_ONNX_FILE
 from dtj_trainer.serving import description
 from dtj_trainer.serving.description import Description
 from dtj_trainer.serving.errors import ModelDamaged, first_line
-from dtj_trainer.serving.places import MAX_MANIFEST_BYTES, check_file, file_of, read_manifest
+from dtj_trainer.serving.places import MAX_MANIFEST_BYTES, file_of, read_checked, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dtj_trainer.artifacts.model_manifest import ModelManifest
     from dtj_trainer.serving.places import ModelPlace
 
 
@@ -175,8 +174,8 @@ def load(place: ModelPlace, threads: int) -> LoadedModel:
     Raises ModelMissing, ModelDamaged (also while the model is being written) or StoreUnavailable.
     """
     manifest = read_manifest(place.read(NAME, MAX_MANIFEST_BYTES))
-    read = Description.from_json(_checked(place, manifest, MODEL_DESCRIPTION_FILE, description.MAX_BYTES))
-    content = _checked(place, manifest, MODEL_ONNX_FILE, MAX_BYTES)
+    read = Description.from_json(read_checked(place, manifest, MODEL_DESCRIPTION_FILE, description.MAX_BYTES))
+    content = read_checked(place, manifest, MODEL_ONNX_FILE, MAX_BYTES)
     refuse_external_data(content)
     try:
         session = _session(content, threads)
@@ -197,18 +196,6 @@ def load(place: ModelPlace, threads: int) -> LoadedModel:
         raise ModelDamaged(f"{place.uri}: onnxruntime can't run the model: {first_line(error)}") from error
     _check_description(loaded)
     return loaded
-
-
-def _checked(place: ModelPlace, manifest: ModelManifest, name: str, most: int) -> bytes:
-    named = file_of(manifest, name)
-    if named.size > most:
-        raise ModelDamaged(f"{place.uri}: {name} has {named.size} bytes, and at most {most} are read")
-    content = place.read(name, most)
-    try:
-        check_file(content, named)
-    except ModelDamaged as error:
-        raise ModelDamaged(f"{place.uri}: {error}") from error
-    return content
 
 
 def _session(content: bytes, threads: int) -> onnxruntime.InferenceSession:

@@ -54,7 +54,7 @@ def file_of(manifest: ModelManifest, path: str) -> ModelFile:
     raise ModelDamaged(f"{NAME} names no {path}: `dtj export` writes the file and the manifest")
 
 
-def check_file(content: bytes, file: ModelFile) -> None:
+def _check_file(content: bytes, file: ModelFile) -> None:
     """Raise ModelDamaged if the content of a file differs from what its manifest says."""
     if len(content) != file.size:
         raise ModelDamaged(f"{file.path} has {len(content)} bytes, and {NAME} says {file.size}")
@@ -203,3 +203,16 @@ def find(uri: str) -> ModelPlace:
             continue
         return place
     raise ModelMissing(f"neither {uri} nor its {contract.MODEL}/ has a {NAME}: `dtj export {uri}` writes it")
+
+
+def read_checked(place: ModelPlace, manifest: ModelManifest, name: str, most: int) -> bytes:
+    """Read a file of at most `most` bytes. Raises ModelDamaged if the content differs from what the manifest says."""
+    named = file_of(manifest, name)
+    if named.size > most:
+        raise ModelDamaged(f"{place.uri}: {name} has {named.size} bytes, and at most {most} are read")
+    content = place.read(name, most)
+    try:
+        _check_file(content, named)
+    except ModelDamaged as error:
+        raise ModelDamaged(f"{place.uri}: {error}") from error
+    return content

@@ -1,9 +1,8 @@
-"""Serve models over HTTP: the program of `dtj serve`, its options, and the limits of its connections."""
+"""Serve models over HTTP: the program of `dtj serve`, and its options."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import signal
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dtj_trainer import contract
 from dtj_trainer.contract.program_options import add_options
@@ -24,6 +22,7 @@ from dtj_trainer.contract.serve_options import ABOUT_MODELS, ENV_ACCESS, MODELS,
 from dtj_trainer.serving import places
 from dtj_trainer.serving.app import application
 from dtj_trainer.serving.batching import Limits
+from dtj_trainer.serving.connection_limits import prompt
 from dtj_trainer.serving.errors import ServingError, exit_on_error
 from dtj_trainer.serving.heap import give_back_large_blocks
 from dtj_trainer.serving.metrics import Metrics
@@ -32,8 +31,6 @@ from dtj_trainer.serving.service import RequestLimits, Service, Slot, Watch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
-
-    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 ABOUT = """Serve models over HTTP.
@@ -124,106 +121,6 @@ def _token(file: Path | None) -> str | None:
     if not token:
         raise Misconfigured(f"--token-file={file} is empty")
     return token
-
-
-# PromptProtocol limits connections where uvicorn does not: time, what comes before a body, and requests in advance.
-#
-# uvicorn limits the time between requests. It waits forever for the first request, for the rest of a request's
-# headers, and for the rest of a body after the request was refused. With httptools, it takes headers of any size, and
-# any number of requests before the answer to the first.
-
-MAX_HEAD_BYTES = 65536
-"""The most bytes of a request's headers and trailers, including a header that has arrived in part."""
-MAX_IN_ADVANCE = 32
-"""The most requests of a connection that wait for the answer to an earlier one."""
-
-
-class PromptProtocol(HttpToolsProtocol):
-    """See the module. A client that sends nothing useful is given up after one to two times `seconds`."""
-
-    seconds = 30.0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See asyncio."""
-        super().connection_made(transport)
-        self._late: list[RequestResponseCycle | None] = []
-        self._arriving = False
-        self._head_bytes = self._unread = 0
-        self._look_again()
-
-    def _look_again(self) -> None:
-        self._timer = self.loop.call_later(self.seconds, self._look)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
-        self._timer.cancel()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """See asyncio."""
-        self._unread += len(data)
-        super().data_received(data)
-        if self._unread > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"The headers have more than {MAX_HEAD_BYTES} bytes.")
-
-    def on_message_begin(self) -> None:
-        """See httptools. An error is answered by 400, and closes the connection."""
-        if len(self.pipeline) >= MAX_IN_ADVANCE:
-            raise ValueError("too many requests before an answer")
-        self._arriving, self._head_bytes = True, 0
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        """See httptools."""
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """See httptools, which calls it for trailers too."""
-        self._count(len(name) + len(value) + 4)  # 4 bytes: colon, space, and the end of the line
-        super().on_header(name, value)
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError("too large headers")
-
-    def on_headers_complete(self) -> None:
-        """See httptools."""
-        self._unread = 0
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        """See httptools."""
-        self._unread = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """See httptools."""
-        self._arriving, self._unread = False, 0
-        super().on_message_complete()
-
-    def _look(self) -> None:
-        """Close the connection if it still waits for the same request as at the last call."""
-        answering = self.cycle is not None and not self.cycle.response_complete
-        begun = self.cycle is None or self._arriving
-        if answering or not begun:
-            self._late = []
-        elif self._late and self._late[0] is self.cycle:
-            self.transport.close()
-            return
-        else:
-            self._late = [self.cycle]
-        self._look_again()
-
-
-def prompt(limit: float) -> type[PromptProtocol]:
-    """Return the protocol with a limit in seconds."""
-
-    class Limited(PromptProtocol):
-        seconds = limit
-
-    return Limited
 
 
 _GRACE_SECONDS = 30

@@ -1,4 +1,4 @@
-"""Takes pictures of a real folder while a program runs: looks at it, and has `picture` decide."""
+"""Takes captures of a real folder while a program runs: looks at it, and has `capture` decide."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, RECORD_FILE, Mark, read_mark
-from dtj_trainer.artifacts.open_files import held_open
-from dtj_trainer.artifacts.picture import (
+from dtj_trainer.artifacts.capture import (
     LATEST_NS,
     SECOND,
+    Capture,
     FolderState,
     Look,
     Node,
-    Picture,
     Waits,
     is_inside,
 )
+from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, RECORD_FILE, Mark, read_mark
+from dtj_trainer.artifacts.open_files import held_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -139,7 +139,7 @@ def is_whole(path: Path) -> bool | None:
         return None
 
 
-# FolderLooks walks the checkpoints folder. The module `picture` decides what its findings mean.
+# FolderLooks walks the checkpoints folder. The module `capture` decides what its findings mean.
 
 _LEFT_OUT = (".tmp", ".part")
 _KINDS: dict[int, Literal["file", "directory", "link"]] = {
@@ -231,7 +231,7 @@ class FolderLooks:
 
 
 def is_left_out(name: str) -> bool:
-    """Return whether a file of this name is never part of a picture."""
+    """Return whether a file of this name is never part of a capture."""
     hidden = name[0] == "." and (name.startswith(_OF_NFS) or name == RECORD_FILE)
     return hidden or name.endswith(_LEFT_OUT) or ".tfevents." in name
 
@@ -243,7 +243,7 @@ def walk(
     below: str = "",
     before: Mapping[str, Node] = _NO_NODES,
 ) -> Iterator[Node]:
-    """Yield what belongs to a picture of a folder; each folder before what is in it.
+    """Yield what belongs to a capture of a folder; each folder before what is in it.
 
     on_outside: called with path and target of each link that leads out of the folder. below: the path of a folder,
     of which alone the content is yielded. before: the nodes of an earlier walk; what has not changed is yielded again
@@ -355,43 +355,43 @@ def _names_in_bucket(directory: Path) -> set[str]:
 LOOK_SECONDS = 1.0
 """Seconds between two looks at the folder while files are sent."""
 REST, COSTLY_SECONDS, LONGEST_REST_SECONDS = 20, 0.1, 60.0
-"""After a picture that took COSTLY_SECONDS or more of processor time, uploads not counted, the next picture waits
+"""After a capture that took COSTLY_SECONDS or more of processor time, uploads not counted, the next capture waits
 REST times as long."""
 TELL_AFTER = 600 * SECOND
-"""A folder that changes for this long without a complete picture is reported in the log, with the reason."""
+"""A folder that changes for this long without a complete capture is reported in the log, with the reason."""
 
 
-class FolderPictures:
-    """The pictures of one folder. One thread uploads them; others may look, and `begin_round`."""
+class FolderCaptures:
+    """The captures of one folder. One thread uploads them; others may look, and `begin_round`."""
 
     def __init__(
         self,
         folder: Path,
         settle_seconds: float,
         program_runs: Callable[[], bool],
-        on_complete: Callable[[Picture], None] = lambda _: None,
+        on_complete: Callable[[Capture], None] = lambda _: None,
     ) -> None:
         """`program_runs`: whether the kernel has not begun to end the program, however late its end is reported.
 
-        `on_complete`: called with each picture that is found, also while another one is sent, or nothing can be sent.
+        `on_complete`: called with each capture that is found, also while another one is sent, or nothing can be sent.
         """
         self._folder = folder
         self.still = self._lock = threading.RLock()
         """Held by who changes the folder: nobody looks meanwhile."""
         self._round_ns = 0
-        """When the last round began. What is taken of earlier pictures is of no use to it."""
+        """When the last round began. What is taken of earlier captures is of no use to it."""
         self._settle_ns = int(settle_seconds * SECOND)
         self._program_runs = program_runs
         self._looks = FolderLooks(folder)
-        self._pictures = FolderState(self._settle_ns)
+        self._captures = FolderState(self._settle_ns)
         self._on_complete = on_complete
-        self._found: Picture | Waits | None = None
-        """What the last look found. None: `due` must find the picture itself, for example after one was stored."""
+        self._found: Capture | Waits | None = None
+        """What the last look found. None: `due` must find the capture itself, for example after one was stored."""
         self._waits_since: int | None = None
         self._not_before = 0.0
         self._at_ns = 0
         self.held_up = ""
-        """What has held up the next picture for TELL_AFTER, as text; empty: nothing."""
+        """What has held up the next capture for TELL_AFTER, as text; empty: nothing."""
         self.nodes: Mapping[str, Node] = {}
         """The content of the folder at the last look."""
 
@@ -410,8 +410,8 @@ class FolderPictures:
 
     @property
     def last(self) -> Mapping[str, Node]:
-        """The content of the last picture that was stored."""
-        return self._pictures.last
+        """The content of the last capture that was stored."""
+        return self._captures.last
 
     def note_torn(self, paths: Iterable[Path]) -> None:
         """Note that files, of this folder or of another one, are incomplete and stay so."""
@@ -419,7 +419,7 @@ class FolderPictures:
         self._looks.torn |= {str(path.relative_to(folder)) for path in paths if path.is_relative_to(folder)}
 
     def begin_from(self, paths: Set[str], foreign: Set[str] = frozenset()) -> Mapping[str, Node]:
-        """Take these paths of the folder, as they are now, as the last picture; return their nodes.
+        """Take these paths of the folder, as they are now, as the last capture; return their nodes.
 
         foreign: those of files that other pods gave.
         """
@@ -427,7 +427,7 @@ class FolderPictures:
             nodes = self._looks.look().nodes
             restored = {path: node for path, node in nodes.items() if path in paths}
             others = {path: node for path, node in restored.items() if path in foreign}
-            self._pictures, self._found = FolderState(self._settle_ns, restored, others), None
+            self._captures, self._found = FolderState(self._settle_ns, restored, others), None
             return restored
 
     def begin_round(self, paths: Set[str], foreign: Set[str]) -> Mapping[str, Node]:
@@ -440,19 +440,19 @@ class FolderPictures:
             return self.nodes
 
     def begin_again(self, last: Mapping[str, Node]) -> None:
-        """Take another picture for the last one that is stored."""
+        """Take another capture for the last one that is stored."""
         with self._lock:
-            self._pictures, self._found = FolderState(self._settle_ns, last), None
+            self._captures, self._found = FolderState(self._settle_ns, last), None
 
     def look_last(self, died_ns: int | None) -> None:
-        """Look at the folder, and find the last picture of programs that are gone.
+        """Look at the folder, and find the last capture of programs that are gone.
 
         died_ns: when they were killed; None: they ended by themselves.
         """
         with self._lock:
             self.look(over=True)
-            found = self._pictures.found(ended=died_ns is None, died_ns=died_ns)
-            if isinstance(found, Picture):
+            found = self._captures.found(ended=died_ns is None, died_ns=died_ns)
+            if isinstance(found, Capture):
                 self._on_complete(found)
 
     def look(self, *, over: bool = False) -> None:
@@ -463,14 +463,14 @@ class FolderPictures:
             # reported, and a closed file counts as complete.
             if over or self._program_runs():
                 self.nodes, self._at_ns = look.nodes, look.at_ns
-                self._pictures.see(look)
-                self._found = None if over else self._pictures.found()
-                if isinstance(self._found, Picture):
+                self._captures.see(look)
+                self._found = None if over else self._captures.found()
+                if isinstance(self._found, Capture):
                     self._on_complete(self._found)
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Look at the folder from another thread, while this one sends files: a picture needs what happens now."""
+        """Look at the folder from another thread, while this one sends files: a capture needs what happens now."""
         over = threading.Event()
 
         def look() -> None:
@@ -485,22 +485,22 @@ class FolderPictures:
             over.set()
             thread.join()
 
-    def due(self, *, ended: bool, died_ns: int | None) -> Picture | Waits:
-        """Return the picture that is due after the last look, if one is; see `FolderState.picture`."""
+    def due(self, *, ended: bool, died_ns: int | None) -> Capture | Waits:
+        """Return the capture that is due after the last look, if one is; see `FolderState.capture`."""
         with self._lock:
             return self._due(ended=ended, died_ns=died_ns)
 
-    def _due(self, *, ended: bool, died_ns: int | None) -> Picture | Waits:
+    def _due(self, *, ended: bool, died_ns: int | None) -> Capture | Waits:
         if not ended and died_ns is None and time.monotonic() < self._not_before:
             return Waits("the last checkpoint was taken a moment ago")
         over = ended or died_ns is not None
         if over or self._found is None:
-            self._found = self._pictures.found(ended=ended, died_ns=died_ns)
-            if isinstance(self._found, Picture):
+            self._found = self._captures.found(ended=ended, died_ns=died_ns)
+            if isinstance(self._found, Capture):
                 self._on_complete(self._found)
         found = self._found
-        self._pictures.offer(found)
-        if isinstance(found, Picture) or not found.path:
+        self._captures.offer(found)
+        if isinstance(found, Capture) or not found.path:
             self._waits_since, self.held_up = None, ""
             return found
         if self._waits_since is None:
@@ -517,16 +517,16 @@ class FolderPictures:
         return found
 
     def rest_after(self, seconds: float) -> None:
-        """Note how long a processor worked for a picture."""
+        """Note how long a processor worked for a capture."""
         if seconds >= COSTLY_SECONDS:
             rest = min(REST * seconds, LONGEST_REST_SECONDS)
             self._not_before = max(self._not_before, time.monotonic() + rest)
 
-    def taken(self, picture: Picture, unsent: Set[str] = frozenset()) -> bool:
-        """Note that a picture is stored; see `FolderState.taken`. Return whether it is not of an earlier round."""
+    def taken(self, capture: Capture, unsent: Set[str] = frozenset()) -> bool:
+        """Note that a capture is stored; see `FolderState.taken`. Return whether it is not of an earlier round."""
         with self._lock:
-            if 0 < picture.at_ns < self._round_ns:
+            if 0 < capture.at_ns < self._round_ns:
                 return False
-            self._pictures.taken(picture, unsent)
+            self._captures.taken(capture, unsent)
             self._found = None
             return True

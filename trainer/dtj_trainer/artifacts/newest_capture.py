@@ -1,9 +1,9 @@
-"""The newest complete picture of a pod's checkpoints folder, whether the bucket has it or not.
+"""The newest complete capture of a pod's checkpoints folder, whether the bucket has it or not.
 
-No copy of a picture is kept. The pod can put back a picture that the bucket does not have while the folder still has
+No copy of a capture is kept. The pod can put back a capture that the bucket does not have while the folder still has
 each of its files, under whatever name. So it can after a program that writes new files, or renames files over older
 ones. Of a program that writes into an existing file, or that has removed a file since, it can put back an earlier
-picture whose files are all there, or else the newest one in the bucket.
+capture whose files are all there, or else the newest one in the bucket.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.folder_pictures import FolderPictures
+from dtj_trainer.artifacts.capture import SECOND, Capture
+from dtj_trainer.artifacts.folder_captures import FolderCaptures
 from dtj_trainer.artifacts.local_checkpoints import read_mark
 from dtj_trainer.artifacts.manifest import Manifest, StoredFile
-from dtj_trainer.artifacts.picture import SECOND, Picture
 from dtj_trainer.artifacts.snapshot import folders_and_links, later_number, step_of
 from dtj_trainer.clock import text_of
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from dtj_trainer.artifacts.picture import Node
+    from dtj_trainer.artifacts.capture import Node
     from dtj_trainer.artifacts.snapshot import StepAt
     from dtj_trainer.artifacts.sync import SyncSettings
 
 
 _MOST_UNSENT = 3
-"""The most pictures that are remembered although the bucket does not have them."""
+"""The most captures that are remembered although the bucket does not have them."""
 
 
 class Name(NamedTuple):
-    """What a picture is called. `claim`, `number`: as in `Manifest`; None: the pod of rank 0 has not told them."""
+    """What a capture is called. `claim`, `number`: as in `Manifest`; None: the pod of rank 0 has not told them."""
 
     claim: int | None
     number: int | None
@@ -46,9 +46,9 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True)
 class Complete:
-    """A complete picture. `uploaded`: whether the bucket has it. `manifest`: if this pod wrote or restored it."""
+    """A complete capture. `uploaded`: whether the bucket has it. `manifest`: if this pod wrote or restored it."""
 
-    picture: Picture
+    capture: Capture
     name: Name
     uploaded: bool = False
     manifest: Manifest | None = None
@@ -57,7 +57,7 @@ class Complete:
         """Return what a pod's report says of it."""
         said: contract.PodCheckpoint = {
             "uploaded": self.uploaded,
-            "time": text_of(self.picture.at_ns / SECOND),
+            "time": text_of(self.capture.at_ns / SECOND),
         }
         for key, value in self.name._asdict().items():
             if value is not None:
@@ -77,14 +77,14 @@ def _written(node: Node) -> _Written:
     return _Written(node.size, node.mtime_ns, node.inode)
 
 
-def sources_of(picture: Picture, nodes: Mapping[str, Node]) -> dict[str, str | None]:
-    """Return where the folder has each file of a picture: by the file's path the present path, or None.
+def sources_of(capture: Capture, nodes: Mapping[str, Node]) -> dict[str, str | None]:
+    """Return where the folder has each file of a capture: by the file's path the present path, or None.
 
     nodes: the content of the folder now.
     """
     by_content: dict[_Written, str] | None = None
     found: dict[str, str | None] = {}
-    for path, node in picture.nodes.items():
+    for path, node in capture.nodes.items():
         if node.kind != "file":
             continue
         now = nodes.get(path)
@@ -97,8 +97,8 @@ def sources_of(picture: Picture, nodes: Mapping[str, Node]) -> dict[str, str | N
     return found
 
 
-class NewestPicture:
-    """Knows the complete pictures of one folder. Thread-safe."""
+class NewestCapture:
+    """Knows the complete captures of one folder. Thread-safe."""
 
     def __init__(self, stored: Callable[[Node], StoredFile | None] = lambda _: None) -> None:
         """`stored`: returns the file in the bucket that has the content of a local one."""
@@ -106,45 +106,45 @@ class NewestPicture:
         self._lock = threading.Lock()
         self._uploaded: Complete | None = None
         self._unsent: tuple[Complete, ...] = ()
-        """Complete pictures that the bucket does not have, the newest last."""
+        """Complete captures that the bucket does not have, the newest last."""
 
-    def note(self, picture: Picture, name_of: Callable[[], Name]) -> None:
-        """Note a complete picture that the bucket does not have."""
+    def note(self, capture: Capture, name_of: Callable[[], Name]) -> None:
+        """Note a complete capture that the bucket does not have."""
         with self._lock:
-            if not (self._unsent and self._unsent[-1].picture == picture):
-                self._unsent = (*self._unsent, Complete(picture, name_of()))[-_MOST_UNSENT:]
+            if not (self._unsent and self._unsent[-1].capture == capture):
+                self._unsent = (*self._unsent, Complete(capture, name_of()))[-_MOST_UNSENT:]
 
-    def name(self, picture: Picture, name: Name) -> None:
-        """Name a picture anew."""
+    def name(self, capture: Capture, name: Name) -> None:
+        """Name a capture anew."""
         with self._lock:
             self._unsent = tuple(
-                replace(each, name=name) if each.picture == picture else each for each in self._unsent
+                replace(each, name=name) if each.capture == capture else each for each in self._unsent
             )
 
-    def note_uploaded(self, picture: Picture, name: Name, manifest: Manifest | None = None) -> None:
-        """Note that the bucket has a picture. Those before it are of no use any more."""
+    def note_uploaded(self, capture: Capture, name: Name, manifest: Manifest | None = None) -> None:
+        """Note that the bucket has a capture. Those before it are of no use any more."""
         with self._lock:
-            self._uploaded = Complete(picture, name, uploaded=True, manifest=manifest)
+            self._uploaded = Complete(capture, name, uploaded=True, manifest=manifest)
             self._unsent = tuple(
                 each
                 for each in self._unsent
-                if each.picture.at_ns > picture.at_ns and each.picture != picture
+                if each.capture.at_ns > capture.at_ns and each.capture != capture
             )
 
     def now(self, nodes: Mapping[str, Node]) -> Complete | None:
-        """Return the newest picture that can be put back. nodes: the content of the folder now."""
+        """Return the newest capture that can be put back. nodes: the content of the folder now."""
         with self._lock:
             unsent, uploaded = self._unsent, self._uploaded
         for each in reversed(unsent):
-            lacking = (path for path, source in sources_of(each.picture, nodes).items() if source is None)
-            if all(self._stored(each.picture.nodes[path]) for path in lacking):
+            lacking = (path for path, source in sources_of(each.capture, nodes).items() if source is None)
+            if all(self._stored(each.capture.nodes[path]) for path in lacking):
                 return each
         return uploaded
 
     def manifest_of(
         self, found: Complete, nodes: Mapping[str, Node], attempt: int, sha256_of: Callable[[str], str]
     ) -> Manifest:
-        """Return the manifest of a picture that `now` has found: files without a key are in the folder alone.
+        """Return the manifest of a capture that `now` has found: files without a key are in the folder alone.
 
         nodes: the content of the folder then. sha256_of: returns the hash of the file that the folder has at a path,
         or raises OSError.
@@ -152,36 +152,36 @@ class NewestPicture:
         if found.manifest:
             return found.manifest
         files = []
-        sources = sources_of(found.picture, nodes)
-        for path, node in found.picture.nodes.items():
+        sources = sources_of(found.capture, nodes)
+        for path, node in found.capture.nodes.items():
             if stored := self._stored(node):
                 files.append(replace(stored, path=path, mtime_ns=node.mtime_ns))
             elif source := sources.get(path):
                 files.append(StoredFile(path, "", node.size, sha256_of(source), node.mtime_ns))
-        name, time = found.name, text_of(found.picture.at_ns / SECOND)
-        folders, links = folders_and_links(found.picture.nodes)
+        name, time = found.name, text_of(found.capture.at_ns / SECOND)
+        folders, links = folders_and_links(found.capture.nodes)
         number, claim = name.number or 0, name.claim or 0
         return Manifest(number, name.step, time, attempt, tuple(files), folders, links, claim=claim)
 
     @property
     def uploaded(self) -> Complete | None:
-        """The newest picture that the bucket has."""
+        """The newest capture that the bucket has."""
         with self._lock:
             return self._uploaded
 
-    def begin_round(self, picture: Picture, manifest: Manifest | None) -> None:
-        """Forget the pictures that a round does not begin with: their files are gone.
+    def begin_round(self, capture: Capture, manifest: Manifest | None) -> None:
+        """Forget the captures that a round does not begin with: their files are gone.
 
-        picture: what the folder has now. manifest: the snapshot of the picture; None: the round begins with nothing.
+        capture: what the folder has now. manifest: the snapshot of the capture; None: the round begins with nothing.
         """
         with self._lock:
             self._unsent, uploaded = (), self._uploaded
             if manifest:
                 name = Name(manifest.claim, manifest.number, manifest.step)
                 if uploaded and uploaded.name == name:
-                    self._uploaded = replace(uploaded, picture=picture)
+                    self._uploaded = replace(uploaded, capture=capture)
                 else:
-                    self._unsent = (Complete(picture, name, manifest=manifest),)
+                    self._unsent = (Complete(capture, name, manifest=manifest),)
 
 
 # Unuploaded warns of artifacts in a pod that does not upload them: only the pod of rank 0 or of the chief does.
@@ -220,14 +220,14 @@ class Unuploaded:
         return not part and not path.name.startswith(".") and path.name not in self.restored
 
 
-# PictureWatch watches the checkpoints folder of a pod in a job without a bucket, where nothing is uploaded.
+# CaptureWatch watches the checkpoints folder of a pod in a job without a bucket, where nothing is uploaded.
 
 REST, LONGEST_REST_SECONDS = 20, 60.0
 """After a look, the next one waits for REST times the processor time that the look took."""
 
 
-class PictureWatch:
-    """Takes the pictures of a folder in passes. Thread-safe.
+class CaptureWatch:
+    """Takes the captures of a folder in passes. Thread-safe.
 
     The number of the attempt takes the place of a claim.
     """
@@ -242,8 +242,8 @@ class PictureWatch:
         program_runs: Callable[[], bool] = lambda: True,
     ) -> None:
         self._attempt, self._step_at = attempt, step_at
-        self.pictures = NewestPicture()
-        self._folder = FolderPictures(folder, settle_seconds, program_runs)
+        self.captures = NewestCapture()
+        self._folder = FolderCaptures(folder, settle_seconds, program_runs)
         self.start, self.close, self.note_torn = (
             self._folder.start,
             self._folder.close,
@@ -252,7 +252,7 @@ class PictureWatch:
         self._number, self._not_before = -1, 0.0
         self._step: int | None = None
         self.still = self._lock = threading.RLock()
-        """See `FolderPictures`."""
+        """See `FolderCaptures`."""
 
     @property
     def nodes(self) -> Mapping[str, Node]:
@@ -260,19 +260,19 @@ class PictureWatch:
         return self._folder.nodes
 
     def watch_pass(self, *, ended: bool, died_ns: int | None) -> bool:
-        """Look at the folder, and take the picture that is due; return True."""
+        """Look at the folder, and take the capture that is due; return True."""
         with self._lock:
             return self._pass(ended=ended, died_ns=died_ns)
 
     def look_last(self, died_ns: int | None) -> None:
-        """See `FolderPictures`."""
+        """See `FolderCaptures`."""
         self.watch_pass(ended=died_ns is None, died_ns=died_ns)
 
     def begin_round(self, manifest: Manifest | None) -> None:
         """Take the folder as it is now: this snapshot was put back; None: nothing is there."""
         with self._lock:
             nodes = self._folder.begin_round(manifest.paths if manifest else set(), set())
-            self.pictures.begin_round(Picture(dict(nodes), at_ns=time.time_ns()), manifest)
+            self.captures.begin_round(Capture(dict(nodes), at_ns=time.time_ns()), manifest)
             self._step, self._not_before = manifest.step if manifest else None, 0.0
 
     def _pass(self, *, ended: bool, died_ns: int | None) -> bool:
@@ -282,16 +282,16 @@ class PictureWatch:
         began = time.thread_time()
         self._folder.look(over=over)
         found = self._folder.due(ended=ended, died_ns=died_ns)
-        if isinstance(found, Picture):
+        if isinstance(found, Capture):
             self._take(found)
         rest = min(REST * (time.thread_time() - began), LONGEST_REST_SECONDS)
         self._not_before = time.monotonic() + rest
         return True
 
-    def _take(self, picture: Picture) -> None:
+    def _take(self, capture: Capture) -> None:
         marks, last = self._folder.marks, self._folder.last
-        self._step = step_of(picture.nodes, marks, last, self._step_at, self._step)
+        self._step = step_of(capture.nodes, marks, last, self._step_at, self._step)
         self._number = later_number(self._step, self._number)
         name = Name(self._attempt, self._number, self._step)
-        self.pictures.note(picture, lambda: name)
-        self._folder.taken(picture)
+        self.captures.note(capture, lambda: name)
+        self._folder.taken(capture)

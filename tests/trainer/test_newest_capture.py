@@ -1,4 +1,4 @@
-"""The newest complete picture of a pod can be put back from the pod's own files, also without a bucket."""
+"""The newest complete capture of a pod can be put back from the pod's own files, also without a bucket."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 from tests.trainer.test_put_back import seen, uploader, write
 
+from dtj_trainer.artifacts.capture import Node
 from dtj_trainer.artifacts.manifest import sha256_of
-from dtj_trainer.artifacts.newest_picture import NewestPicture, PictureWatch, sources_of
-from dtj_trainer.artifacts.picture import Node
+from dtj_trainer.artifacts.newest_capture import CaptureWatch, NewestCapture, sources_of
 from dtj_trainer.artifacts.put_back import leave_only, put_back
 from dtj_trainer.artifacts.round_snapshot import NoBucket
 from dtj_trainer.artifacts.s3 import S3Error
@@ -29,18 +29,18 @@ def state(folder: Path) -> dict[str, tuple[str, int]]:
     return {path: (content, (folder / path).lstat().st_mtime_ns) for path, content in seen(folder).items()}
 
 
-def watch(folder: Path) -> PictureWatch:
-    watching = PictureWatch(folder, attempt=2, settle_seconds=0.0, step_at=lambda _: 40)
+def watch(folder: Path) -> CaptureWatch:
+    watching = CaptureWatch(folder, attempt=2, settle_seconds=0.0, step_at=lambda _: 40)
     watching.start()
     return watching
 
 
-def put_back_newest(pictures: NewestPicture, folder: Path, nodes: Mapping[str, Node], job: Store) -> None:
-    """Put back the newest picture, as the pod of rank 0 does between two rounds."""
-    found = pictures.now(nodes)
+def put_back_newest(captures: NewestCapture, folder: Path, nodes: Mapping[str, Node], job: Store) -> None:
+    """Put back the newest capture, as the pod of rank 0 does between two rounds."""
+    found = captures.now(nodes)
     assert found is not None
-    manifest = pictures.manifest_of(found, nodes, 1, lambda path: sha256_of(folder / path))
-    sources = {path: source for path, source in sources_of(found.picture, nodes).items() if source}
+    manifest = captures.manifest_of(found, nodes, 1, lambda path: sha256_of(folder / path))
+    sources = {path: source for path, source in sources_of(found.capture, nodes).items() if source}
     present = {file.path: file for file in manifest.files if sources.get(file.path) == file.path}
     store = job.below("checkpoints")
     assert put_back(store, manifest, folder, present=present, sources=sources) is None
@@ -80,7 +80,7 @@ def test_what_came_after_goes_and_the_rest_is_exactly_as_it_was(
     first_save(folder)
     watching.watch_pass(ended=True, died_ns=None)
     before = state(folder)
-    found = watching.pictures.now(watching.nodes)
+    found = watching.captures.now(watching.nodes)
     assert found is not None
     assert {key: value for key, value in found.reported().items() if key != "time"} == {
         "claim": 2,
@@ -91,12 +91,12 @@ def test_what_came_after_goes_and_the_rest_is_exactly_as_it_was(
     later(folder)
     # The look after a kill finds nothing more that is complete.
     watching._folder.look(over=True)
-    assert watching.pictures.now(watching.nodes) == found
-    put_back_newest(watching.pictures, folder, watching.nodes, NoBucket())
+    assert watching.captures.now(watching.nodes) == found
+    put_back_newest(watching.captures, folder, watching.nodes, NoBucket())
     assert state(folder) == before
 
 
-def test_a_file_that_was_written_in_place_gives_way_to_the_picture_before(folder: Path) -> None:
+def test_a_file_that_was_written_in_place_gives_way_to_the_capture_before(folder: Path) -> None:
     watching = watch(folder)
     write(folder, first="1")
     watching.watch_pass(ended=True, died_ns=None)
@@ -105,17 +105,17 @@ def test_a_file_that_was_written_in_place_gives_way_to_the_picture_before(folder
     watching.watch_pass(ended=True, died_ns=None)
     write(folder, last="torn")
     watching._folder.look(over=True)
-    found = watching.pictures.now(watching.nodes)
+    found = watching.captures.now(watching.nodes)
     assert found is not None
     assert found.name.number == 40
-    put_back_newest(watching.pictures, folder, watching.nodes, NoBucket())
+    put_back_newest(watching.captures, folder, watching.nodes, NoBucket())
     assert state(folder) == before
     write(folder, first="torn")
     watching._folder.look(over=True)
-    assert watching.pictures.now(watching.nodes) is None
+    assert watching.captures.now(watching.nodes) is None
 
 
-def test_a_picture_counts_before_the_bucket_has_it_and_the_bucket_gives_what_was_overwritten(
+def test_a_capture_counts_before_the_bucket_has_it_and_the_bucket_gives_what_was_overwritten(
     folder: Path,
 ) -> None:
     down = False
@@ -128,22 +128,22 @@ def test_a_picture_counts_before_the_bucket_has_it_and_the_bucket_gives_what_was
     sync = uploader(folder, job)
     write(folder, a="1", b="1")
     sync.upload_pass(ended=True, died_ns=None)
-    uploaded = sync.pictures.now(sync.nodes)
+    uploaded = sync.captures.now(sync.nodes)
     assert uploaded is not None
     assert (uploaded.name.number, uploaded.uploaded) == (1, True)
     down = True
     write(folder, b="2", c="2")
     with pytest.raises(S3Error):
         sync.upload_pass(ended=True, died_ns=None)
-    found, before = sync.pictures.now(sync.nodes), state(folder)
+    found, before = sync.captures.now(sync.nodes), state(folder)
     assert found is not None
     assert (found.name.number, found.uploaded) == (2, False)
     down = False
     write(folder, a="torn")  # The bucket has it.
-    sync._pictures.look(over=True)
-    assert sync.pictures.now(sync.nodes) == found
-    put_back_newest(sync.pictures, folder, sync.nodes, job)
+    sync._captures.look(over=True)
+    assert sync.captures.now(sync.nodes) == found
+    put_back_newest(sync.captures, folder, sync.nodes, job)
     assert state(folder) == before
     write(folder, c="torn")  # Nobody has it.
-    sync._pictures.look(over=True)
-    assert sync.pictures.now(sync.nodes) == uploaded
+    sync._captures.look(over=True)
+    assert sync.captures.now(sync.nodes) == uploaded

@@ -1,4 +1,4 @@
-"""Pictures of a checkpoints folder, over histories of programs in virtual time.
+"""Captures of a checkpoints folder, over histories of programs in virtual time.
 
 What a history must hold is compared with the operations of its program, which the rules do not see.
 """
@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtj_trainer.artifacts.picture import (
+from dtj_trainer.artifacts.capture import (
     LOG_BYTES,
     NEVER_QUIET,
     SECOND,
+    Capture,
     FolderState,
     Look,
     Node,
-    Picture,
     Waits,
 )
 
@@ -28,7 +28,7 @@ SETTLE = 5 * SECOND
 HISTORIES = int(os.environ.get("DTJ_TEST_HISTORIES", "2000"))
 FOR_EVER = 10**30
 KEPT_AFTER = 12
-"""A save that was complete for so many seconds is in a picture."""
+"""A save that was complete for so many seconds is in a capture."""
 
 
 @dataclass
@@ -126,119 +126,119 @@ def disk() -> Disk:
 
 
 @pytest.fixture
-def pictures() -> FolderState:
+def captures() -> FolderState:
     return FolderState(SETTLE)
 
 
-def until_picture(disk: Disk, pictures: FolderState, seconds: float = 700.0) -> tuple[Picture, float]:
-    """The next picture, and the seconds until then with a look a second and an unchanged folder."""
+def until_capture(disk: Disk, captures: FolderState, seconds: float = 700.0) -> tuple[Capture, float]:
+    """The next capture, and the seconds until then with a look a second and an unchanged folder."""
     began = disk.now
     while disk.now < began + seconds * SECOND:
-        pictures.see(disk.look())
-        found = pictures.picture()
-        if isinstance(found, Picture):
-            pictures.taken(found)
+        captures.see(disk.look())
+        found = captures.capture()
+        if isinstance(found, Capture):
+            captures.taken(found)
             return found, (disk.now - began) / SECOND
         disk.now += SECOND
-    pytest.fail(f"no picture: {found}")
+    pytest.fail(f"no capture: {found}")
 
 
-def waits(disk: Disk, pictures: FolderState) -> Waits:
-    pictures.see(disk.look())
-    found = pictures.picture()
+def waits(disk: Disk, captures: FolderState) -> Waits:
+    captures.see(disk.look())
+    found = captures.capture()
     assert isinstance(found, Waits), found
     return found
 
 
-def test_a_file_that_was_written_in_place_settles(disk: Disk, pictures: FolderState) -> None:
+def test_a_file_that_was_written_in_place_settles(disk: Disk, captures: FolderState) -> None:
     disk.write("a.bin")
-    picture, seconds = until_picture(disk, pictures)
-    assert list(picture.nodes) == ["a.bin"]
+    capture, seconds = until_capture(disk, captures)
+    assert list(capture.nodes) == ["a.bin"]
     assert seconds == 5
-    assert waits(disk, pictures).reason == "no new file is complete"
+    assert waits(disk, captures).reason == "no new file is complete"
 
 
-def test_what_was_renamed_into_the_top_folder_settles_in_a_second(disk: Disk, pictures: FolderState) -> None:
+def test_what_was_renamed_into_the_top_folder_settles_in_a_second(disk: Disk, captures: FolderState) -> None:
     disk.write("a.tmp/x.bin")
     disk.rename("a.tmp", "a")
-    picture, seconds = until_picture(disk, pictures)
-    assert set(picture.nodes) == {"a", "a/x.bin"}
+    capture, seconds = until_capture(disk, captures)
+    assert set(capture.nodes) == {"a", "a/x.bin"}
     assert seconds == 1
 
 
-def test_deletions_alone_are_no_reason(disk: Disk, pictures: FolderState) -> None:
+def test_deletions_alone_are_no_reason(disk: Disk, captures: FolderState) -> None:
     for name in ("a", "b"):
         disk.write(name)
-    until_picture(disk, pictures)
+    until_capture(disk, captures)
     disk.remove("a")
     disk.now += 60 * SECOND
-    waits(disk, pictures)
+    waits(disk, captures)
     disk.remove("b")
     disk.now += 60 * SECOND
-    waits(disk, pictures)
+    waits(disk, captures)
 
 
-def test_a_file_that_stays_open_delays_the_others_for_two_minutes(disk: Disk, pictures: FolderState) -> None:
+def test_a_file_that_stays_open_delays_the_others_for_two_minutes(disk: Disk, captures: FolderState) -> None:
     disk.begin("train.log")
     disk.write("a.bin")
-    assert waits(disk, pictures).path == "train.log"
-    picture, seconds = until_picture(disk, pictures)
-    assert (set(picture.nodes), picture.passed_over, seconds) == ({"a.bin"}, ("train.log",), 120)
+    assert waits(disk, captures).path == "train.log"
+    capture, seconds = until_capture(disk, captures)
+    assert (set(capture.nodes), capture.passed_over, seconds) == ({"a.bin"}, ("train.log",), 120)
 
 
-def test_a_large_open_file_takes_its_new_folder_with_it(disk: Disk, pictures: FolderState) -> None:
+def test_a_large_open_file_takes_its_new_folder_with_it(disk: Disk, captures: FolderState) -> None:
     disk.write("run/a/x.bin")
-    until_picture(disk, pictures)
+    until_capture(disk, captures)
     disk.begin("run/b/deep/x.bin")
     disk.write("run/b/y.bin")
     disk.write("run/c.bin")
-    pictures.see(disk.look())
+    captures.see(disk.look())
     disk.now += 100 * SECOND
     disk.grow("run/b/deep/x.bin", LOG_BYTES)
-    picture, _ = until_picture(disk, pictures)
-    assert picture.passed_over == ("run/b",)
-    assert {path for path, node in picture.nodes.items() if node.kind == "file"} == {
+    capture, _ = until_capture(disk, captures)
+    assert capture.passed_over == ("run/b",)
+    assert {path for path, node in capture.nodes.items() if node.kind == "file"} == {
         "run/a/x.bin",
         "run/c.bin",
     }
 
 
-def test_an_unfinished_file_keeps_its_stored_bytes(disk: Disk, pictures: FolderState) -> None:
+def test_an_unfinished_file_keeps_its_stored_bytes(disk: Disk, captures: FolderState) -> None:
     disk.write("run/last.bin")
-    stored, _ = until_picture(disk, pictures)
+    stored, _ = until_capture(disk, captures)
     disk.begin("run/last.bin")
-    pictures.see(disk.look())
+    captures.see(disk.look())
     disk.write("run/new.bin")
-    picture, _ = until_picture(disk, pictures)
-    assert picture.nodes["run/last.bin"] == stored.nodes["run/last.bin"]
-    assert "run/new.bin" in picture.nodes
+    capture, _ = until_capture(disk, captures)
+    assert capture.nodes["run/last.bin"] == stored.nodes["run/last.bin"]
+    assert "run/new.bin" in capture.nodes
 
 
-def test_a_folder_with_fewer_kinds_than_its_elder_waits(disk: Disk, pictures: FolderState) -> None:
+def test_a_folder_with_fewer_kinds_than_its_elder_waits(disk: Disk, captures: FolderState) -> None:
     for name in ("model.bin", "state-1.bin", "state-2.bin"):
         disk.write(f"step-1/{name}")
-    until_picture(disk, pictures)
+    until_capture(disk, captures)
     disk.write("step-2/model.bin")
     disk.now += 60 * SECOND
-    assert waits(disk, pictures).path == "step-2"
+    assert waits(disk, captures).path == "step-2"
     disk.write("step-2/state-1.bin")
-    _, seconds = until_picture(disk, pictures)
+    _, seconds = until_capture(disk, captures)
     assert seconds == 5
 
 
-def test_a_shrunk_folder_is_taken_after_five_minutes(disk: Disk, pictures: FolderState) -> None:
+def test_a_shrunk_folder_is_taken_after_five_minutes(disk: Disk, captures: FolderState) -> None:
     for name in ("model.bin", "optimizer.bin"):
         disk.write(f"last/{name}")
-    until_picture(disk, pictures)
+    until_capture(disk, captures)
     disk.remove("last/optimizer.bin")
     disk.write("last/model.bin")
-    picture, seconds = until_picture(disk, pictures)
+    capture, seconds = until_capture(disk, captures)
     assert seconds == pytest.approx(300, abs=1)
-    assert "last/optimizer.bin" not in picture.nodes
+    assert "last/optimizer.bin" not in capture.nodes
 
 
 def test_a_busy_file_delays_nothing_and_alone_is_due_every_15_seconds(
-    disk: Disk, pictures: FolderState
+    disk: Disk, captures: FolderState
 ) -> None:
     taken = []
     for second in range(120):
@@ -247,109 +247,109 @@ def test_a_busy_file_delays_nothing_and_alone_is_due_every_15_seconds(
             disk.write("metrics.csv")
         if second == 60:
             disk.write("model.bin")
-        pictures.see(disk.look())
-        found = pictures.picture()
-        if isinstance(found, Picture):
-            pictures.taken(found)
+        captures.see(disk.look())
+        found = captures.capture()
+        if isinstance(found, Capture):
+            captures.taken(found)
             taken.append((second, "model.bin" in found.nodes))
     assert len([at for at, _ in taken if 10 < at < 60]) in (3, 4)
     assert next(at for at, model in taken if model) <= 60 + 15
 
 
-def test_a_torn_archive_is_never_part_of_a_picture(disk: Disk, pictures: FolderState) -> None:
+def test_a_torn_archive_is_never_part_of_a_capture(disk: Disk, captures: FolderState) -> None:
     disk.write("a.bin")
     disk.begin("b.pt", archive=True)
     disk.open.clear()  # Its writer gave up.
-    pictures.see(disk.look())
-    ended = pictures.picture(ended=True)
-    assert isinstance(ended, Picture)
+    captures.see(disk.look())
+    ended = captures.capture(ended=True)
+    assert isinstance(ended, Capture)
     assert set(ended.nodes) == {"a.bin"}
 
 
-def test_of_the_folders_of_save_the_newest_alone_belongs_to_a_picture(
-    disk: Disk, pictures: FolderState
+def test_of_the_folders_of_save_the_newest_alone_belongs_to_a_capture(
+    disk: Disk, captures: FolderState
 ) -> None:
     for step in (50, 100):
         disk.write(f"{step}.tmp/state.pt")
         disk.rename(f"{step}.tmp", str(step))
         disk.steps[str(step)] = step
-        picture, seconds = until_picture(disk, pictures)
+        capture, seconds = until_capture(disk, captures)
         assert seconds == 0
-        assert set(picture.nodes) == {str(step), f"{step}/state.pt"}
+        assert set(capture.nodes) == {str(step), f"{step}/state.pt"}
 
 
-def test_a_new_folder_of_save_waits_for_nothing(disk: Disk, pictures: FolderState) -> None:
+def test_a_new_folder_of_save_waits_for_nothing(disk: Disk, captures: FolderState) -> None:
     disk.write("side.bin")
-    until_picture(disk, pictures)
+    until_capture(disk, captures)
     disk.begin("side.bin")
     disk.write("50.tmp/state.pt")
     disk.rename("50.tmp", "50")
     disk.steps["50"] = 50
-    picture, seconds = until_picture(disk, pictures)
-    assert (seconds, set(picture.nodes)) == (0, {"side.bin", "50", "50/state.pt"})
-    assert picture.nodes["side.bin"] in disk.whole
-    assert waits(disk, pictures).path == "side.bin"
+    capture, seconds = until_capture(disk, captures)
+    assert (seconds, set(capture.nodes)) == (0, {"side.bin", "50", "50/state.pt"})
+    assert capture.nodes["side.bin"] in disk.whole
+    assert waits(disk, captures).path == "side.bin"
 
 
-def test_what_happens_while_a_picture_is_stored_belongs_to_the_next(
-    disk: Disk, pictures: FolderState
+def test_what_happens_while_a_capture_is_stored_belongs_to_the_next(
+    disk: Disk, captures: FolderState
 ) -> None:
     disk.write("a")
     disk.write("b")
     disk.now += 5 * SECOND
-    pictures.see(disk.look())
-    first = pictures.picture()
-    assert isinstance(first, Picture)
+    captures.see(disk.look())
+    first = captures.capture()
+    assert isinstance(first, Capture)
     disk.remove("a")
     disk.now += SECOND
     disk.write("c")
     disk.begin("d")
-    pictures.see(disk.look())
-    pictures.taken(first)
+    captures.see(disk.look())
+    captures.taken(first)
     disk.now += SECOND
-    pictures.see(disk.look())
-    killed = pictures.picture(died_ns=disk.now)
+    captures.see(disk.look())
+    killed = captures.capture(died_ns=disk.now)
     assert killed == Waits("no new file is complete")
     disk.close("d")
-    second, _ = until_picture(disk, pictures)
+    second, _ = until_capture(disk, captures)
     assert set(second.nodes) == {"b", "c", "d"}
 
 
-def test_a_kill_in_a_save_leaves_the_moment_before_it(disk: Disk, pictures: FolderState) -> None:
+def test_a_kill_in_a_save_leaves_the_moment_before_it(disk: Disk, captures: FolderState) -> None:
     disk.write("step-1/model.bin")
     disk.write("latest")
-    stored, _ = until_picture(disk, pictures)
+    stored, _ = until_capture(disk, captures)
     disk.now += 10 * SECOND
-    pictures.see(disk.look())
+    captures.see(disk.look())
     disk.write("step-2/model.bin")
     disk.write("latest")
     disk.now += SECOND
-    pictures.see(disk.look())
-    assert isinstance(pictures.picture(died_ns=disk.now), Waits)
+    captures.see(disk.look())
+    assert isinstance(captures.capture(died_ns=disk.now), Waits)
     disk.now += 10 * SECOND
-    pictures.see(disk.look())
-    late = pictures.picture(died_ns=disk.now)
-    assert isinstance(late, Picture)
+    captures.see(disk.look())
+    late = captures.capture(died_ns=disk.now)
+    assert isinstance(late, Capture)
     assert late.nodes["latest"] != stored.nodes["latest"]
 
 
-def test_a_folder_that_is_never_quiet_has_a_picture_after_half_a_minute(
-    disk: Disk, pictures: FolderState
+def test_a_folder_that_is_never_quiet_has_a_capture_after_half_a_minute(
+    disk: Disk, captures: FolderState
 ) -> None:
     for second in range(60):
         if second % 3 == 0:
             disk.at(second).write(f"model-{second}.bin")
-        pictures.see(disk.at(second).look())
-        found = pictures.picture()
-        if isinstance(found, Picture):
+        captures.see(disk.at(second).look())
+        found = captures.capture()
+        if isinstance(found, Capture):
             break
     assert 30 <= second <= 33
 
 
-def test_a_kill_leaves_what_was_removed_since(disk: Disk, pictures: FolderState) -> None:
+def test_a_kill_leaves_what_was_removed_since(disk: Disk, captures: FolderState) -> None:
     for name in ("before.bin", "since.bin"):
         disk.write(name)
-    until_picture(disk, pictures)
+    until_capture(disk, captures)
     began = disk.now // SECOND - 1000
     for second, operate in enumerate(
         (
@@ -362,15 +362,15 @@ def test_a_kill_leaves_what_was_removed_since(disk: Disk, pictures: FolderState)
     ):
         operate()
         disk.at(began + 2 * (second + 1))
-        waits(disk, pictures)
-    found = pictures.picture(died_ns=disk.now)
-    assert isinstance(found, Picture)
+        waits(disk, captures)
+    found = captures.capture(died_ns=disk.now)
+    assert isinstance(found, Capture)
     assert set(found.nodes) == {"new.bin", "since.bin"}
 
 
 @pytest.mark.parametrize(("every", "saved", "killed"), [(5.5, 3.0, 17.0), (2.0, 13.5, 14.2)])
 def test_a_kill_in_the_write_of_a_side_file_takes_no_save_away(
-    disk: Disk, pictures: FolderState, every: float, saved: float, killed: float
+    disk: Disk, captures: FolderState, every: float, saved: float, killed: float
 ) -> None:
     """A side file is new since the start. Only its last write is unfinished."""
     times = [number * every for number in range(1 + int(killed / every))]
@@ -380,11 +380,11 @@ def test_a_kill_in_the_write_of_a_side_file_takes_no_save_away(
         if saved <= second and "step-1" not in disk.nodes:
             disk.at(saved).write("step-1.tmp/model.bin")
             disk.rename("step-1.tmp", "step-1")
-        pictures.see(disk.at(second).look())
+        captures.see(disk.at(second).look())
         if second < killed:
-            assert "step-1" not in getattr(pictures.picture(), "nodes", {}) or every < 5
-    found = pictures.picture(died_ns=disk.now)
-    assert isinstance(found, Picture)
+            assert "step-1" not in getattr(captures.capture(), "nodes", {}) or every < 5
+    found = captures.capture(died_ns=disk.now)
+    assert isinstance(found, Capture)
     assert "step-1/model.bin" in found.nodes
 
 
@@ -448,19 +448,19 @@ class Program:
 
 @dataclass
 class History:
-    """What a program did, and the pictures that were taken."""
+    """What a program did, and the captures that were taken."""
 
     program: Program
     disk: Disk
-    pictures: list[tuple[int, Picture, Mapping[str, Node]]]
-    """When, the picture, and the picture before."""
+    captures: list[tuple[int, Capture, Mapping[str, Node]]]
+    """When, the capture, and the capture before."""
     complete: dict[int, int]
     """When each save was complete."""
     end: int
 
 
 def run(program: Program) -> History:
-    disk, pictures = Disk(), FolderState(SETTLE)
+    disk, captures = Disk(), FolderState(SETTLE)
     history = History(program, disk, [], {}, 0)
     operations = list(program.operations())
     end = operations[-1][0]
@@ -472,22 +472,22 @@ def run(program: Program) -> History:
     operations = sorted(((*each,) for each in operations if each[0] <= stop), key=lambda each: each[0])
     last: Mapping[str, Node] = {}
 
-    under_way: tuple[Picture, int] | None = None
+    under_way: tuple[Capture, int] | None = None
 
     def look(**how: object) -> None:
         nonlocal last, under_way
-        pictures.see(disk.look())
+        captures.see(disk.look())
         while under_way is None or how or disk.now >= under_way[1]:
             if under_way:
-                picture, under_way = under_way[0], None
+                capture, under_way = under_way[0], None
                 # It is void if a file changed before it was sent. The side file is small, and sent at once.
-                new = [node for path, node in picture.nodes.items() if last.get(path) != node]
+                new = [node for path, node in capture.nodes.items() if last.get(path) != node]
                 if all(disk.lives[node][1] == FOR_EVER for node in new if not node.path.endswith("side.csv")):
-                    history.pictures.append((disk.now, picture, last))
-                    pictures.taken(picture)
-                    last = picture.nodes
-            found = pictures.picture(**how)  # type: ignore[arg-type]
-            if not isinstance(found, Picture):
+                    history.captures.append((disk.now, capture, last))
+                    captures.taken(capture)
+                    last = capture.nodes
+            found = captures.capture(**how)  # type: ignore[arg-type]
+            if not isinstance(found, Capture):
                 return
             under_way = found, disk.now + round(program.sending * SECOND)
 
@@ -537,9 +537,9 @@ PROGRAMS = st.builds(
 def test_histories(program: Program) -> None:
     history = run(program)
     whole = {node.path: node for node in history.disk.whole}
-    for _, picture, before in history.pictures:
-        files = {path: node for path, node in picture.nodes.items() if node.kind == "file"}
-        # Each picture is of one moment, but for stored bytes of what is unfinished.
+    for _, capture, before in history.captures:
+        files = {path: node for path, node in capture.nodes.items() if node.kind == "file"}
+        # Each capture is of one moment, but for stored bytes of what is unfinished.
         fresh = [history.disk.lives[node] for path, node in files.items() if before.get(path) != node]
         assert max(born for born, _ in fresh) < min(died for _, died in fresh)
         for save in range(1, program.saves + 1):
@@ -547,17 +547,17 @@ def test_histories(program: Program) -> None:
             torn = {path for path in found if files[path] not in history.disk.whole}
             complete = found == program.files_of(save) and not torn
             # No rule can know how many files the first save has.
-            assert complete or not found or save == 1, f"save {save} is torn: {sorted(found)} of {picture}"
+            assert complete or not found or save == 1, f"save {save} is torn: {sorted(found)} of {capture}"
             pointer = files.get(f"{program.parent}latest")
             if pointer and pointer in history.disk.whole and (pointer.size - 100) // 1000 == save:
                 assert complete, f"the pointer names save {save}, of which there is {sorted(found)}"
-    assert whole or not history.pictures
-    # A side file that keeps changing may leave no quiet moment. A picture then comes after NEVER_QUIET.
+    assert whole or not history.captures
+    # A side file that keeps changing may leave no quiet moment. A capture then comes after NEVER_QUIET.
     limit = KEPT_AFTER * SECOND + NEVER_QUIET * bool(program.side) + round(2 * program.sending * SECOND)
     kept = [save for save, at in history.complete.items() if at < history.end - limit]
     if program.killed_at >= 1:
         kept = list(history.complete)
     if kept:
-        assert history.pictures
-        last = history.pictures[-1][1].nodes
+        assert history.captures
+        last = history.captures[-1][1].nodes
         assert any(program.files_of(save) <= last.keys() for save in range(kept[-1], program.saves + 1))

@@ -1,6 +1,6 @@
 """Decides when the content of the checkpoints folder is complete. Reads neither disk nor clock.
 
-A *look* is what one walk of the folder found. A *picture* is the content of the whole folder at one moment: what a
+A *look* is what one walk of the folder found. A *capture* is the content of the whole folder at one moment: what a
 snapshot in the bucket holds. Programs write checkpoints in their own ways and do not report when one is complete, so
 the rules follow from what every way has in common: a save ends, and nothing changes for a while.
 """
@@ -147,7 +147,7 @@ def fewer_kinds(folders: Set[str], last: Mapping[str, Node], nodes: Mapping[str,
     }
 
 
-# Track is what the looks at a folder have shown of one file, folder or link that differs from the last picture.
+# Track is what the looks at a folder have shown of one file, folder or link that differs from the last capture.
 
 BUSY_CHANGES, BUSY_WITHIN = 4, 30 * SECOND
 """A file is busy if it changed BUSY_CHANGES times within BUSY_WITHIN."""
@@ -155,10 +155,10 @@ BUSY_CHANGES, BUSY_WITHIN = 4, 30 * SECOND
 
 @dataclass
 class Track:
-    """What is known of a node that differs from the last picture."""
+    """What is known of a node that differs from the last capture."""
 
     began_ns: int
-    """The time of the last look before the node began to differ from the last picture, or before its latest change if
+    """The time of the last look before the node began to differ from the last capture, or before its latest change if
     it had settled."""
     changes: tuple[int, ...] = ()
     """The times of the latest changes, at most BUSY_CHANGES."""
@@ -200,21 +200,21 @@ class Track:
 SHORT_SETTLE = 1 * SECOND
 """How long nothing may change where the program's own operations show that files are complete."""
 NEVER_QUIET = 30 * SECOND
-"""After this long without a quiet moment, a quiet time of SHORT_SETTLE suffices for a picture."""
+"""After this long without a quiet moment, a quiet time of SHORT_SETTLE suffices for a capture."""
 OPEN_LIMIT = 120 * SECOND
-"""How long an open file, or an incomplete zip archive, delays pictures."""
+"""How long an open file, or an incomplete zip archive, delays captures."""
 FEWER_LIMIT, FEWER_AT_MOST = 300 * SECOND, 1800 * SECOND
-"""How long a folder that may still lack files delays pictures: after its last change, and in total."""
+"""How long a folder that may still lack files delays captures: after its last change, and in total."""
 AT_LONGEST = 600 * SECOND
-"""After this long with new content and without a picture, a picture is taken without what is unfinished."""
+"""After this long with new content and without a capture, a capture is taken without what is unfinished."""
 LOG_BYTES = 64 * 10**6
 """A file that is open for OPEN_LIMIT and grew by fewer bytes counts as a log."""
 BUSY_EVERY = 15 * SECOND
-"""Changes of busy files alone make a picture due at most once in this time."""
+"""Changes of busy files alone make a capture due at most once in this time."""
 
 
 @dataclass(frozen=True)
-class Picture:
+class Capture:
     """The content of the folder at one moment, by path.
 
     `passed_over`: what has its stored content, or none, because it stays unfinished. `at_ns`: the time of the look
@@ -229,7 +229,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Waits:
-    """Why there is no picture now. `path`: what holds it up, if that is one file or folder."""
+    """Why there is no capture now. `path`: what holds it up, if that is one file or folder."""
 
     reason: str
     path: str = ""
@@ -239,10 +239,10 @@ NOTHING = Waits("no new file is complete")
 
 
 class FolderState:
-    """The looks at one folder, and the pictures that follow from them.
+    """The looks at one folder, and the captures that follow from them.
 
-    `settle_ns`: how long nothing may change before a picture is taken. `last`: the picture that a restore left. The
-    bucket has the content of the last picture: call `taken` once it has that of a later one.
+    `settle_ns`: how long nothing may change before a capture is taken. `last`: the capture that a restore left. The
+    bucket has the content of the last capture: call `taken` once it has that of a later one.
     """
 
     def __init__(
@@ -256,17 +256,17 @@ class FolderState:
         self._settle_ns = settle_ns
         self.last: Mapping[str, Node] = dict(last or {})
         self._offered: Mapping[str, Node] = {}
-        """The content of the picture that was offered last."""
+        """The content of the capture that was offered last."""
         self._taken_ns = 0
         self._look = Look(0, self.last)
         self._tracks: dict[str, Track] = {}
         self._removed: dict[str, int] = {}
-        """By path: when a node of the last picture, or of the offered one, vanished, as the time of the look
+        """By path: when a node of the last capture, or of the offered one, vanished, as the time of the look
         before."""
         self._removed_ns = 0
         self._unquiet_since: int | None = None
         self._new_since: int | None = None
-        """Since when the folder has something that the last picture lacks."""
+        """Since when the folder has something that the last capture lacks."""
         self._fewer_since: dict[str, int] = {}
 
     def see(self, look: Look) -> None:
@@ -303,16 +303,16 @@ class FolderState:
         for track in self._tracks.values():
             track.forget_times(now)
 
-    def taken(self, picture: Picture, unsent: Set[str] = frozenset()) -> None:
-        """Note that the picture is stored: the next one needs something newer. Looks may have come meanwhile.
+    def taken(self, capture: Capture, unsent: Set[str] = frozenset()) -> None:
+        """Note that the capture is stored: the next one needs something newer. Looks may have come meanwhile.
 
-        unsent: files that are stored with their content in the last picture, or not at all.
+        unsent: files that are stored with their content in the last capture, or not at all.
         """
-        nodes = picture.nodes
+        nodes = capture.nodes
         if unsent:
             nodes = {path: node for path, node in nodes.items() if path not in unsent}
             nodes |= {path: self.last[path] for path in unsent if path in self.last}
-        self.last, self._taken_ns, self._offered = nodes, picture.at_ns, {}
+        self.last, self._taken_ns, self._offered = nodes, capture.at_ns, {}
         self._new_since = None
         self._removed = {path: at for path, at in self._removed.items() if path in self.last}
         # Keep the tracks of busy files, so that they stay known as busy.
@@ -323,8 +323,8 @@ class FolderState:
             if not nodes[path].same(self.last.get(path)) or track.often()
         }
 
-    def picture(self, *, ended: bool = False, died_ns: int | None = None) -> Picture | Waits:
-        """Return the picture that is due after the last look, if one is, and offer it.
+    def capture(self, *, ended: bool = False, died_ns: int | None = None) -> Capture | Waits:
+        """Return the capture that is due after the last look, if one is, and offer it.
 
         `ended`: the program ended by itself, with whatever exit code. `died_ns`: when the program was killed.
         """
@@ -332,15 +332,15 @@ class FolderState:
         self.offer(found)
         return found
 
-    def found(self, *, ended: bool = False, died_ns: int | None = None) -> Picture | Waits:
-        """Return the picture that `picture` would return now, while another one may be offered."""
+    def found(self, *, ended: bool = False, died_ns: int | None = None) -> Capture | Waits:
+        """Return the capture that `capture` would return now, while another one may be offered."""
         return self._before_unfinished(died_ns) if died_ns is not None else self._complete(ended=ended)
 
-    def offer(self, found: Picture | Waits) -> None:
-        """Note that the next `taken` may be of this picture."""
-        self._offered = found.nodes if isinstance(found, Picture) else {}
+    def offer(self, found: Capture | Waits) -> None:
+        """Note that the next `taken` may be of this capture."""
+        self._offered = found.nodes if isinstance(found, Capture) else {}
 
-    def _complete(self, *, ended: bool) -> Picture | Waits:
+    def _complete(self, *, ended: bool) -> Capture | Waits:
         over = {path for path in self._new(files=True) if self._look.archives.get(path) is False}
         if not ended:
             waits, over = self._unfinished(over)
@@ -353,7 +353,7 @@ class FolderState:
     # --- while the program runs -----------------------------------------------------------------
 
     def _unfinished(self, torn: set[str]) -> tuple[Waits | None, set[str]]:
-        """Return what a picture waits for, and the files and folders that it passes over."""
+        """Return what a capture waits for, and the files and folders that it passes over."""
         now = self._look.at_ns
         over: set[str] = set()
         for path in self._new(files=True):
@@ -396,8 +396,8 @@ class FolderState:
         """
         return min(self._look.nodes[path].changed_ns, self._tracks[path].seen_ns)
 
-    def _new_save(self) -> Picture | None:
-        """Return a picture in which only the newest folder of `checkpoints.save` is new; None if that folder is not
+    def _new_save(self) -> Capture | None:
+        """Return a capture in which only the newest folder of `checkpoints.save` is new; None if that folder is not
         new. `save` completes a folder before the folder gets its name.
         """
         steps = self._look.steps
@@ -406,7 +406,7 @@ class FolderState:
             return None
         nodes = {path: node for path, node in self.last.items() if not is_below(path, steps.keys())}
         nodes |= {path: node for path, node in self._look.nodes.items() if is_below(path, {newest})}
-        return Picture(nodes, at_ns=self._look.at_ns)
+        return Capture(nodes, at_ns=self._look.at_ns)
 
     def _changing(self, now: int, settle_ns: int, over: Set[str] = frozenset()) -> Waits | None:
         """Return why the moment is not quiet; None if it is."""
@@ -421,7 +421,7 @@ class FolderState:
         return None
 
     def _needed(self, over: set[str]) -> int:
-        """Return for how many nanoseconds nothing may change before a picture is taken."""
+        """Return for how many nanoseconds nothing may change before a capture is taken."""
         unquiet = self._unquiet_since
         if unquiet is not None and self._look.at_ns - unquiet >= NEVER_QUIET:
             return min(SHORT_SETTLE, self._settle_ns)
@@ -470,8 +470,8 @@ class FolderState:
 
     # --- after the program was killed ------------------------------------------------------------
 
-    def _before_unfinished(self, died_ns: int) -> Picture | Waits:
-        """Return the picture of the moment before the program began the oldest file or folder that is unfinished."""
+    def _before_unfinished(self, died_ns: int) -> Capture | Waits:
+        """Return the capture of the moment before the program began the oldest file or folder that is unfinished."""
         torn = {path for path in self._new(files=True) if self._torn_by_death(path, died_ns)}
         busy = {path for path in torn if self._busy(path, died_ns)}
         began = self._began(torn - busy | self._fewer().keys())
@@ -506,15 +506,15 @@ class FolderState:
         return closed is None or closed >= died_ns - self._settle_ns
 
     def _began(self, roots: set[str]) -> int | None:
-        """Return a time before the first difference of files and folders from the last picture; None without any."""
+        """Return a time before the first difference of files and folders from the last capture; None without any."""
         inside = [track.began_ns for path, track in self._tracks.items() if is_below(path, roots)]
         gone = [at for path, at in self._removed.items() if is_below(path, roots)]
         return min(inside + gone, default=None)
 
-    # Build the next picture from the content of the folder, or say why there is none.
+    # Build the next capture from the content of the folder, or say why there is none.
 
-    def _without(self, over: set[str], *, busy_too: bool) -> Picture | Waits:
-        """Return the current content; of the paths in `over`, the content that the last picture has."""
+    def _without(self, over: set[str], *, busy_too: bool) -> Capture | Waits:
+        """Return the current content; of the paths in `over`, the content that the last capture has."""
         nodes = {path: node for path, node in self._look.nodes.items() if not is_below(path, over)}
         nodes |= {path: node for path, node in self.last.items() if is_below(path, over)}
         if not busy_too and self._look.at_ns - self._taken_ns < BUSY_EVERY:
@@ -523,8 +523,8 @@ class FolderState:
                 return NOTHING
         return self._due(nodes, tuple(sorted(over)))
 
-    def _due(self, nodes: dict[str, Node], passed_over: tuple[str, ...]) -> Picture | Waits:
-        """Return a picture of these nodes, or why there is none. Of the folders of `checkpoints.save`, a picture has
+    def _due(self, nodes: dict[str, Node], passed_over: tuple[str, ...]) -> Capture | Waits:
+        """Return a capture of these nodes, or why there is none. Of the folders of `checkpoints.save`, a capture has
         the newest alone.
         """
         steps = self._look.steps
@@ -544,10 +544,10 @@ class FolderState:
         )
         now = self._look.at_ns
         busy = frozenset(path for path in self._tracks if self._busy(path, now))
-        return Picture(nodes, passed_over, now, busy) if new else NOTHING
+        return Capture(nodes, passed_over, now, busy) if new else NOTHING
 
     def _new(self, *, files: bool = False) -> Iterator[str]:
-        """Yield the paths that differ from the last picture."""
+        """Yield the paths that differ from the last capture."""
         for path in self._tracks:
             node = self._look.nodes[path]
             if not node.same(self.last.get(path)) and (not files or node.kind == "file"):
