@@ -10,18 +10,21 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 
 from tests.cluster.chaos.faults import NOTHING, Fault, Hit
 from tests.cluster.chaos.report import Row, table
 from tests.cluster.chaos.trainings import STUB_STEPS, Moment, Training, manifest
 from tests.cluster.chaos.verdict import Cost, judge, nothing_is_left
-from tests.cluster.jobs import KubectlError, Namespace
+from tests.cluster.jobs import KubectlError, Namespace, until
 from tests.cluster.progress import note
 
 SEED = os.environ.get("DTJ_SEED") or secrets.token_hex(4)
 """Decides when each fault comes, and which replica it takes. DTJ_SEED repeats a run."""
 LONGEST_WAIT = 5.0
-"""The fault comes at most so many seconds after all trainings have a checkpoint and go on."""
+"""The fault comes at most so many seconds after all stub trainings have a checkpoint and go on."""
+LATEST_STEP = 150
+"""The fault comes at the latest when a built-in program has trained so many of its 300 steps."""
 SECONDS = 420
 """That a hit training may take to its end."""
 
@@ -84,7 +87,13 @@ class Trials:
                     training.wait_until_it_saves()
                 for training in trainings:
                     training.go_on()
-                time.sleep(random.Random(f"{SEED} {fault.name}").uniform(0, LONGEST_WAIT))
+                chance = random.Random(f"{SEED} {fault.name}").random()
+                if real:
+                    # A wait in seconds would outlast the training on a fast machine.
+                    far = partial(_is_at, trainings, chance * LATEST_STEP)
+                    until("a training to be as far as the seed says", far, SECONDS)
+                else:
+                    time.sleep(chance * LONGEST_WAIT)
                 try:
                     before = {training.strategy: Moment.of(training) for training in trainings}
                     hits = fault.strike(trainings, stack)
@@ -121,6 +130,10 @@ class Trials:
 
 class _EndedFirst(Exception):
     """A training ended before the test could hit all of them: the machine is busy."""
+
+
+def _is_at(trainings: Sequence[Training], step: float) -> bool:
+    return any(training.step() >= step for training in trainings)
 
 
 def _has_ended(training: Training) -> bool:
