@@ -23,8 +23,9 @@ SEED = os.environ.get("DTJ_SEED") or secrets.token_hex(4)
 """Decides when each fault comes, and which replica it takes. DTJ_SEED repeats a run."""
 LONGEST_WAIT = 5.0
 """The fault comes at most so many seconds after all stub trainings have a checkpoint and go on."""
-LATEST_STEP = 150
-"""The fault comes at the latest when a built-in program has trained so many of its 300 steps."""
+LATEST_STEP = 75
+"""A fault waits at most until a built-in program has trained so many of its 300 steps. The look at all trainings
+before the fault takes seconds."""
 SECONDS = 420
 """That a hit training may take to its end."""
 
