@@ -393,7 +393,7 @@ def _give_ranks(
             "envFrom"
         ):
             _share_env_from(launcher, worker)
-            notes.add(f"{where}[-x {name}]", None, "now envFrom of the launcher, of every replica")
+            notes.add(f"{where}[-x {name}]", None, "now envFrom of every replica, as in the launcher")
         else:
             notes.add(
                 f"{where}[-x {name}]", None, "left out: the ranks get the variable from the worker's image"

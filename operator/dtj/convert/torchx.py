@@ -81,7 +81,9 @@ def of_equal_tasks(manifest: Manifest, _: Sequence[Manifest], notes: Notes) -> M
             )
     if _OF_VOLCANO.search(" ".join(torchrun.command)):
         notes.refuse(
-            "spec.tasks", " ".join(torchrun.command), "uses a variable of Volcano, which dtj does not set"
+            "spec.tasks",
+            " ".join(torchrun.command),
+            "uses a variable that Volcano sets and dtj does not: remove it",
         )
     return {**manifest, "spec": _worker_spec(spec, written[0], torchrun, notes)}
 

@@ -113,7 +113,10 @@ def _worker_spec(spec: _TrainJob, trainer: _Trainer, runtime: Runtime, notes: No
         own["resources"] = trainer.resources_per_node.model_dump(by_alias=True)
     if not own.get("image"):
         notes.refuse(
-            "spec.trainer.image", None, "required: the input does not have the runtime with the image"
+            "spec.trainer.image",
+            None,
+            "required: the input does not have the runtime of spec.runtimeRef, which names the image; set "
+            "the image, or add the runtime to the input",
         )
     procs, procs_path = _ranks_in_node(
         trainer, runtime, ContainerResources.model_validate(own.get("resources", {}))

@@ -76,7 +76,8 @@ class JobCache(Cache[CachedJob]):
         self._moved |= budget.put(uid, _created(job), size, ended=job.ended) - {uid}
         if not budget.has_room(uid):
             return _cached(self._without_spec(job))
-        # A job is large by the size of its decoded data, up to 30 times its text. An ended job is not decoded again.
+        # A job is large by the size of its decoded data. The weight of an ended job, which is not decoded again, is
+        # that of its text: the decoded data would have at most 30 times this size.
         return _cached(job, large=budget.is_large(_DATA_FACTOR * size if job.ended else size))
 
     def _settle(self) -> None:

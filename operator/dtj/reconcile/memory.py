@@ -293,7 +293,8 @@ class Memory:
         self.recorder = EventRecorder(clock)
         self.expectations = Expectations(clock.elapsed)
         self.refusals = Refusals(Tries(uid, clock.elapsed), clock.elapsed)
-        # The pauses between tries grow slowly, because the operator gives up a record pod after five minutes.
+        # Double the pauses between tries, where other tries have a growth of 4: the operator gives up on a record pod
+        # after five minutes, and several tries must fit into this time.
         self.record_tries = Tries(uid, clock.elapsed, growth=2.0)
         """Counts the record pods that the cluster took away or refused, with the pause before the next one."""
         self.board_tries = Tries(uid, clock.elapsed)

@@ -323,7 +323,7 @@ def test_a_variable_of_volcano_in_the_arguments_is_refused() -> None:
     command = job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]["command"]
     command[2] += " --task $VC_TASK_INDEX"
     (said,) = refusals(convert(job))
-    assert "uses a variable of Volcano" in said
+    assert "uses a variable that Volcano sets" in said
 
 
 def test_retries_of_torchx_restart_the_job() -> None:

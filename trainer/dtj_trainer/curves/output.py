@@ -112,8 +112,8 @@ class OutputReader:
                 del self._forms[oldest]
             if found.form[:2] != HUGGING_FACE or self._stepping is None:
                 return []
-            # Take this form from its first line on: beside a bar of steps, no other output looks like it, and each
-            # evaluation has one.
+            # Count the form of an evaluation from its first line on, although other forms need a second line: beside
+            # a bar of steps, no other output has this form, and an evaluation prints only one such line.
             known.first = None
         self._forms.move_to_end(found.form)
         known.ends += found.step is not None and found.step == found.of

@@ -5,7 +5,8 @@ two sides: an event goes in, actions come out, and the caller carries out the ac
 
     agent: failed → coordinator: stop → each agent: ready → coordinator: go, or end
 
-Until `joined`, and after `end`, a pod does what it does without rounds. Times are seconds of one monotonic clock.
+`replica`, `worker` and `launcher` start the programs of a round. Until `joined`, and after `end`, a pod does what it
+does without rounds. Times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Batcher:
         self._observe(sum(request.examples for request in batch))
         try:
             found = self._outputs(batch)
-        except Exception as error:  # onnxruntime raises classes of its own; each request is told.
+        except Exception as error:  # onnxruntime raises classes of its own.
             log.exception("a model failed")
             for request in batch:
                 request.tell(error)
