@@ -14,8 +14,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.trainer.conftest import (
@@ -36,6 +38,7 @@ from dtj_trainer.launch import pod as data_ahead
 from dtj_trainer.launch.cgroups import oom_kills
 from dtj_trainer.launch.control import Answer, Attached, ControlClient, ControlServer, connect
 from dtj_trainer.launch.settings import control_socket, read_settings
+from dtj_trainer.launch.worker import POLL_SECONDS, Worker
 
 
 def start(workspace: Workspace, **environment: str) -> Launched:
@@ -229,6 +232,31 @@ def test_a_rank_that_is_just_starting_is_awaited_and_asked_to_end(worker_sshd, s
     client.close()
     assert worker.ended() == 0
     assert ("rank 0 runs" in worker.output) == starts
+
+
+def test_a_signal_ends_the_wait_for_something_to_do_whenever_it_comes():
+    """See `EventQueue`."""
+    worker = Worker(read_settings({"DTJ_ROLE": "worker", **pod_variable({"DTJ_ROLE": "worker"})}))
+    given_up = threading.Event()
+
+    def stop(*_: object) -> None:
+        worker._stop()
+        time.sleep(2 * POLL_SECONDS)
+
+    def give_up() -> None:
+        given_up.set()
+        worker._actions.put(None)
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    limit = threading.Timer(60, give_up)
+    try:
+        limit.start()
+        threading.Timer(POLL_SECONDS / 2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        worker._follow(SimpleNamespace(superseded=None), None, None)
+    finally:
+        limit.cancel()
+        signal.signal(signal.SIGUSR1, before)
+    assert not given_up.is_set()
 
 
 def connected(workspace: Workspace) -> ControlClient:
