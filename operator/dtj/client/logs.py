@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -161,14 +161,22 @@ def pod_line(text: str, source: str) -> LogLine:
 _FILE = re.compile(rf"{contract.LOGS}/attempt-(\d+)/(.+)\.log(?:\.\d{{5,}})?")
 
 
-def bucket_log(artifacts: Artifacts, selection: LogSelection) -> Iterator[LogLine]:
+def stored_logs(artifacts: Artifacts) -> dict[str, int]:
+    """Return the sizes of the objects of all logs, by key."""
+    return {stored.key: stored.size for stored in artifacts.ls(contract.LOGS)}
+
+
+def bucket_log(
+    artifacts: Artifacts, selection: LogSelection, sizes: Mapping[str, int] | None = None
+) -> Iterator[LogLine]:
     """Yield the lines of an attempt, file by file. Without an attempt, yield the newest log of each replica or rank.
 
     Of a round, yield the lines of the newest attempt alone. The query's `tail` limits how many segments of a log are
-    fetched, except for a round. Raises NotFound if the bucket has no such log, or the logs have no such round.
+    fetched, except for a round. sizes: what `stored_logs` returns; None: list the objects here. Raises NotFound if
+    the bucket has no such log, or the logs have no such round.
     """
     attempt, tail = selection.query.attempt, selection.query.tail
-    sizes = {stored.key: stored.size for stored in artifacts.ls(contract.LOGS)}
+    sizes = stored_logs(artifacts) if sizes is None else sizes
     logs: dict[str, dict[int, list[str]]] = {}
     """The keys of a log's segments, by name and attempt."""
     for file, keys in joined(sizes).items():

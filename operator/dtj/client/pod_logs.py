@@ -18,7 +18,7 @@ from dtj.api.job import Job
 from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.client.credentials import artifacts_of
 from dtj.client.log_rounds import LogRounds, RoundChoice
-from dtj.client.logs import LogSelection, bucket_log, pod_line
+from dtj.client.logs import LogSelection, bucket_log, pod_line, stored_logs
 from dtj.client.objects import LogLine, Pod, pod_of
 from dtj.client.resource import DistributedTrainingJob
 from dtj.client.watching import Patience
@@ -29,6 +29,8 @@ _LOOK_SECONDS = 1.0
 """Seconds between two requests for the pods of a new attempt."""
 _LINES_AHEAD = 10_000
 """Maximum number of lines in the queue. Readers wait while the queue is full."""
+_MOST_MISSED = 100
+"""Maximum number of pods whose output a follower brings from the bucket. `dtj logs` prints that of all pods then."""
 _NO_TIME = datetime.min.replace(tzinfo=UTC)
 _Lines = asyncio.Queue[LogLine | ApiError | None]
 """The lines of all pods in the order of arrival, an error that ends the stream, and None after the last line."""
@@ -279,9 +281,11 @@ async def _missed_lines(api: UserApi, job: DistributedTrainingJob, logs: PodLogs
         return []
 
     def read() -> Iterator[LogLine]:
-        for selection in missed:
-            with suppress(NotFound, Unreachable):
-                yield from bucket_log(artifacts, selection)
+        with suppress(Unreachable):
+            sizes = stored_logs(artifacts)
+            for selection in missed[:_MOST_MISSED]:
+                with suppress(NotFound):
+                    yield from bucket_log(artifacts, selection, sizes)
 
     return await asyncio.to_thread(lambda: [*read()])
 
