@@ -1,4 +1,4 @@
-"""The plan of a job of any strategy, and a cache of plans: most passes need the plan of the pass before."""
+"""The plan of a job of any strategy, and a cache of plans: most passes over a job need the same plan as the last."""
 
 from __future__ import annotations
 
@@ -124,15 +124,16 @@ class PlanCache:
         """Cache the plans of `plan`. most_replicas: replicas in all cached plans together."""
         self._plan = plan
         self._most_replicas = most_replicas
-        self._plans: OrderedDict[str, tuple[Mapping[str, Any], Plan]] = OrderedDict()
+        self._plans: OrderedDict[str, tuple[Mapping[str, Any], Plan, int]] = OrderedDict()
+        """What each plan was made from, the plan, and its weight, by the uid of the job."""
         self._replicas = 0
         self._lock = Lock()
 
     def __call__(self, job: Job) -> Plan:
         """Return the plan of a job."""
         status = JobStatus(
-            # A job without an attempt gets the plan of its first attempt, so that the plan stays cached when that
-            # begins.
+            # A job without an attempt gets the plan of its first attempt, so that the cached plan stays valid when
+            # the first attempt begins.
             attempt=job.attempt,
             replica_attempts=job.status.replica_attempts,
             node_failures=job.status.node_failures,
@@ -150,23 +151,23 @@ class PlanCache:
             self._forget(job.uid)
             return self._plan(job)
         needed = vars(job)
-        before, plan = self._plans.get(job.uid, ({}, None))
+        before, plan, weighs = self._plans.get(job.uid, ({}, None, 0))
         if plan is None or before != needed:
             lasts = plan is not None and not plan.mpijob and _differs_in_pods(before, needed)
             plan = self._with_new_pods(job, plan) if plan and lasts else self._plan(job)
+            weighs = weight(plan)
         with self._lock:
             self._drop(job.uid)
-            self._plans[job.uid] = (needed, plan)
-            self._replicas += weight(plan)
+            self._plans[job.uid] = (needed, plan, weighs)
+            self._replicas += weighs
             while self._replicas > self._most_replicas and len(self._plans) > 1:
-                _, (_, oldest) = self._plans.popitem(last=False)
-                self._replicas -= weight(oldest)
+                _, (_, _, oldest) = self._plans.popitem(last=False)
+                self._replicas -= oldest
         return plan
 
     def _with_new_pods(self, job: Job, plan: Plan) -> Plan:
-        """Return the plan with other pods. Plan the job anew only when the first pod is made.
-
-        A restart in place, for example, makes none.
+        """Return the plan with functions that make the changed job's pods. Only their first call plans the job: after
+        a restart in place, for example, no pod is made.
         """
         made = cache(lambda: self._plan(job))
         return replace(
@@ -178,8 +179,8 @@ class PlanCache:
             self._drop(uid)
 
     def _drop(self, uid: str) -> None:
-        _, plan = self._plans.pop(uid, (None, None))
-        self._replicas -= weight(plan) if plan else 0
+        _, _, weighs = self._plans.pop(uid, (None, None, 0))
+        self._replicas -= weighs
 
 
 _OF_PODS = ("restarts", "node_failures")

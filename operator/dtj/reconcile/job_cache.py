@@ -19,7 +19,7 @@ _MORE_PODS = 100
 
 
 class JobCache(Cache[CachedJob]):
-    """Keeps all jobs; of those for which their namespace has no room, without the spec."""
+    """Keeps all jobs. A job for which its namespace's budget of memory has no room is kept without its spec."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class JobCache(Cache[CachedJob]):
         most: int = NAMESPACE_BYTES,
     ) -> None:
         """job_changed: called with each job that was created, changed, or deleted.
-        judged: called with each job that the cache keeps otherwise than before, although the job has not changed.
+        judged: called with each unchanged job whose spec the cache has dropped, or keeps again.
         missing: called with each job that has room again, and whose spec the cache does not have.
         most: bytes that the jobs of a namespace may take.
         """
@@ -69,8 +69,10 @@ class JobCache(Cache[CachedJob]):
         return 2 * max((job.manifest.replicas for job in self.of(key)), default=0) + _MORE_PODS
 
     def _kept(self, manifest: Mapping[str, Any]) -> CachedJob:
-        job = keep(manifest)
-        uid, namespace = job.metadata["uid"], job.metadata["namespace"]
+        uid = manifest["metadata"]["uid"]
+        earlier = self._keys.get(uid)
+        job = keep(manifest, None if earlier is None else self._jobs[earlier][uid].manifest)
+        namespace = job.metadata["namespace"]
         budget = self._budgets.setdefault(namespace, Budget(self._most))
         size = weight(job)
         self._moved |= budget.put(uid, _created(job), size, ended=job.ended) - {uid}

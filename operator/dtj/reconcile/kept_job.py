@@ -45,7 +45,7 @@ class KeptJob(Mapping[str, Any]):
     status: bytes
     ended: bool
     replicas: int
-    """The number of replicas of all roles, in the spec or in the status, whichever is larger."""
+    """The number of replicas of all roles, in the spec or in a status since its last change, whichever is largest."""
     held: int
     """The bytes that the decoded spec takes in memory."""
     other_manager: str | None
@@ -79,29 +79,27 @@ def managed_elsewhere(job: Mapping[str, Any]) -> bool:
     return (job.other_manager if isinstance(job, KeptJob) else other_manager_of(job)) is not None
 
 
-def keep(manifest: Mapping[str, Any]) -> KeptJob:
-    """Return what the operator keeps of a job. The spec of a job beyond the limits of a check is not kept."""
+def keep(manifest: Mapping[str, Any], before: KeptJob | None = None) -> KeptJob:
+    """Return what the operator keeps of a job. The spec of a job beyond the limits of a check is not kept.
+
+    before: what is kept of an earlier version of the job. The spec is read only if the generation differs.
+    """
     if isinstance(manifest, KeptJob):
         return manifest
-    # Drop managedFields, about half of a job, and the labels and annotations that the operator does not read.
-    of_job = manifest["metadata"]
-    metadata: dict[str, Any] = {field: of_job.get(field) for field in _METADATA}
-    for kind, names in (("labels", QUEUE_LABELS), ("annotations", QUEUE_ANNOTATIONS)):
-        given = of_job.get(kind) or {}
-        metadata[kind] = {name: given[name][: LONGEST_QUEUE + 1] for name in names if name in given}
-    metadata["annotations"] |= git_annotations(git_state_of(of_job.get("annotations") or {}))
+    metadata, status = _metadata(manifest["metadata"]), manifest.get("status") or {}
+    if before is not None and _has_spec_of(before, metadata):
+        return _with_status(before, metadata, status)
     excess: Fault | None = TOO_MANY_ENTRIES
     if isinstance(manifest, ObjectText) and has_more_entries(manifest.text("spec"), MOST_ENTRIES):
         spec = _short_values(manifest.text("spec"))
     else:
         spec = manifest.get("spec") or {}
         excess = beyond_limits({"metadata": metadata, "spec": spec})
-    status = manifest.get("status") or {}
-    replicas = max(_number(spec, "replicaSpecs", "replicas"), _number(status, "replicaStatuses", "desired"))
+    replicas = max(_number(spec, "replicaSpecs", "replicas"), _desired(status))
     manager = other_manager_of({"spec": spec})
     text = _text(spec if excess is None else digest_of(spec))
-    ended = isinstance(status, dict) and status.get("phase") in _ENDED
-    return KeptJob(metadata, text, _text(status), ended, replicas, _held(json.loads(text)), manager, excess)
+    held = _held(json.loads(text))
+    return KeptJob(metadata, text, _text(status), _is_ended(status), replicas, held, manager, excess)
 
 
 def with_status(job: Mapping[str, Any], answer: Mapping[str, Any], patch: Mapping[str, Any]) -> KeptJob:
@@ -110,19 +108,39 @@ def with_status(job: Mapping[str, Any], answer: Mapping[str, Any], patch: Mappin
     job: the job before the change. answer: what the API server returned: the job, or its metadata alone.
     """
     status = answer["status"] if "status" in answer else merged(job.get("status"), patch)
-    changed = {"metadata": answer["metadata"], "status": status}
     if not isinstance(job, KeptJob):
-        return keep({**job, **changed})
+        return keep({**job, "metadata": answer["metadata"], "status": status})
     # The answer to a write of the status, which was made for this version of the job: the spec has not changed.
-    kept = keep(changed)
-    return replace(
-        kept,
-        spec=job.spec,
-        replicas=max(job.replicas, kept.replicas),
-        held=job.held,
-        other_manager=job.other_manager,
-        not_kept=job.not_kept,
-    )
+    return _with_status(job, _metadata(answer["metadata"]), status)
+
+
+def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
+    # Drop managedFields, about half of a job, and the labels and annotations that the operator does not read.
+    metadata: dict[str, Any] = {field: given.get(field) for field in _METADATA}
+    for kind, names in (("labels", QUEUE_LABELS), ("annotations", QUEUE_ANNOTATIONS)):
+        values = given.get(kind) or {}
+        metadata[kind] = {name: values[name][: LONGEST_QUEUE + 1] for name in names if name in values}
+    metadata["annotations"] |= git_annotations(git_state_of(given.get("annotations") or {}))
+    return metadata
+
+
+def _has_spec_of(job: KeptJob, metadata: Mapping[str, Any]) -> bool:
+    """Return whether the kept spec is the whole spec of the version with this metadata."""
+    dropped = job.not_kept is not None and job.not_kept.passes
+    return not dropped and all(job.metadata[field] == metadata[field] for field in ("uid", "generation"))
+
+
+def _with_status(job: KeptJob, metadata: dict[str, Any], status: Any) -> KeptJob:
+    replicas = max(job.replicas, _desired(status))
+    return replace(job, metadata=metadata, status=_text(status), ended=_is_ended(status), replicas=replicas)
+
+
+def _is_ended(status: Any) -> bool:
+    return isinstance(status, dict) and status.get("phase") in _ENDED
+
+
+def _desired(status: Any) -> int:
+    return _number(status, "replicaStatuses", "desired")
 
 
 def without_spec(job: KeptJob, why: Fault) -> KeptJob:

@@ -31,8 +31,8 @@ from dtj.reconcile import informers as informers_module
 from dtj.reconcile import owned_cache
 from dtj.reconcile.budget import Budget
 from dtj.reconcile.informers import Informers, Lister
-from dtj.reconcile.job_cache import JobCache
-from dtj.reconcile.kept_job import keep, weight
+from dtj.reconcile.job_cache import JobCache, no_room
+from dtj.reconcile.kept_job import keep, weight, without_spec
 from dtj.reconcile.owned_cache import MOST_STRAYS
 from dtj.reconcile.view import Key
 from tests.unit.support.jobs import manifest
@@ -103,8 +103,8 @@ def test_of_a_text_the_same_is_kept_as_of_its_data(count: int) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (tolerating(MOST_ENTRIES), f"more than {MOST_ENTRIES} fields and entries"),
-        (tolerating(400_000), f"more than {MOST_ENTRIES} fields and entries"),
+        (tolerating(MOST_ENTRIES), f"more than {MOST_ENTRIES} fields and list entries"),
+        (tolerating(400_000), f"more than {MOST_ENTRIES} fields and list entries"),
         (nested(MOST_LEVELS), TOO_DEEP),
         (nested(5_000), TOO_DEEP),
     ],
@@ -478,10 +478,23 @@ def test_a_job_has_room_for_the_pods_of_replicas_that_it_no_longer_has() -> None
     informers.jobs.put(given)
     assert informers.jobs.most_pods(("ml", "a")) == 700
     given["spec"] = tolerating(MOST_ENTRIES)["spec"]
-    given["metadata"]["resourceVersion"] = "2"
+    given["metadata"] |= {"resourceVersion": "2", "generation": 2}
     given["spec"]["replicaSpecs"]["worker"]["replicas"] = 10**30
     informers.jobs.put(given)
     assert informers.jobs.most_pods(("ml", "a")) == 20_100, "although its spec is not kept"
+
+
+def test_the_spec_of_a_job_is_read_once_for_each_generation() -> None:
+    first = keep(job("a", text=100))
+    again = job("a", second=1, phase="Succeeded", replicaStatuses={"worker": {"desired": 7}})
+    kept = keep(again | {"spec": {"never": "read"}}, first)
+    assert kept.spec is first.spec
+    assert (kept["status"], kept.metadata, kept.ended) == (again["status"], keep(again).metadata, True)
+    assert kept.replicas == 7
+    for change in ({"generation": 2}, {"uid": "uid-of-another-job"}):
+        changed = again | {"metadata": again["metadata"] | change}
+        assert keep(changed, first) == keep(changed)
+    assert keep(again, without_spec(first, no_room("ml", 1)))["spec"] == again["spec"]
 
 
 def test_an_object_that_leaves_its_job_is_dropped() -> None:
