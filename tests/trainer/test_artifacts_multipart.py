@@ -189,7 +189,7 @@ def test_the_end_of_the_process_leaves_no_parts(tmp_path, store, throttled):
         store.put_file("model", path)
     store.uploads.close()
     assert open_uploads(store) == []
-    with pytest.raises(s3.S3Error, match="was ended"):
+    with pytest.raises(s3.S3Error, match="this process is ending"):
         store.put_file("model", path)
 
 

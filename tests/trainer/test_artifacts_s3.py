@@ -23,8 +23,9 @@ from botocore.stub import Stubber
 
 from dtj.api.spec import S3_URI
 from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts.download import PART_BYTES
 from dtj_trainer.artifacts.manifest import sha256_of
-from dtj_trainer.artifacts.store import ABSENT, PART_BYTES, Store, open_store
+from dtj_trainer.artifacts.store import ABSENT, Store, open_store
 
 
 def test_uri_is_split():

@@ -290,7 +290,7 @@ def hostile_pickles() -> Iterator[tuple[bytes, str]]:
     )
     yield pickle.dumps([1, 2], 2), "holds no dictionary but list"
     yield pickle.dumps({1, 2}, 4), "it has the opcode EMPTY_SET"
-    yield b"\x80\x02}r\xff\xff\xff\x7f.", "it gives an object the number 2147483647"
+    yield b"\x80\x02}r\xff\xff\xff\x7f.", "its memo has the index 2147483647"
     yield b"\x80\x04\x96\xff\xff\xff\xff\x00\x00\x00\x00.", "is no pickle of arrays and text"
     yield python2_pickle({b"data": b"x"}), "has no labels; there is data"
     yield (

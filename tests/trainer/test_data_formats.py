@@ -258,7 +258,7 @@ def test_sets_in_tar_shards(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("0:astronaut\n1:cat\n2:cup\n3:rocket\n")
     assert load_pictures(str(tmp_path)).class_names == ("astronaut", "cat", "cup", "rocket")
     (tmp_path / "more.tar").write_bytes(b"")
-    with pytest.raises(DataNotFound, match=r"has more\.tar, whose path says no split"):
+    with pytest.raises(DataNotFound, match=r"has more\.tar, whose path names no split"):
         load_pictures(str(tmp_path))
 
 

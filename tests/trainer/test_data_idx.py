@@ -51,11 +51,11 @@ PICTURES = idx_bytes(np.zeros((3, 4, 4), "u1"))
         (PICTURES[:-1], "values has 63 bytes where its header, shape 3x4x4, asks for 64"),
         (
             b"\0\0\x08\x03" + b"\xff" * 12,
-            "values has the shape 4294967295x4294967295x4294967295: dtj reads 1 to 4",
+            "values has the shape 4294967295x4294967295x4294967295: dtj reads at most 2147483648 bytes",
         ),
         (
             b"\0\0\x08\x05" + b"\0\0\0\1" * 5 + b"x",
-            "values has the shape 1x1x1x1x1: dtj reads 1 to 4 dimensions",
+            "values has the shape 1x1x1x1x1: dtj reads at most 4 dimensions",
         ),
         (PICTURES + b"x", "values has more bytes where its header, shape 3x4x4, asks for 64"),
         (gzip.compress(PICTURES, mtime=0)[:-12], "values is damaged or cut off: Compressed file ended"),

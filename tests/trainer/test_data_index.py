@@ -59,7 +59,7 @@ Change = Callable[[dict[str, Any]], object]
         ),
         (lambda c: shard(c).update(key="../x"), r"shards\[0\]\.key is '\.\./x': it must be a path below"),
         (lambda c: shard(c).update(key="/x"), r"shards\[0\]\.key is '/x': it must be a path below"),
-        (lambda c: shard(c).update(key="train/1.tar"), "must be shards with a key each of its own"),
+        (lambda c: shard(c).update(key="train/1.tar"), "must be a list of shards with different keys"),
         (lambda c: shard(c).update(size=0), r"shards\[0\]\.size is 0: it must be a whole number from 1"),
         (lambda c: shard(c).update(size=5e3), r"shards\[0\]\.size is 5000\.0: it must be a whole number"),
         (
@@ -73,7 +73,7 @@ Change = Callable[[dict[str, Any]], object]
         ),
         (lambda c: block(c, 1, -1), r"blocks\[0\]\[1\], its offset, is -1"),
         (lambda c: block(c, 2, 6000), r"blocks\[0\]\[2\], its length, is 6000: .* from 1 to 5000"),
-        (lambda c: block(c, 2, 3000), r"blocks\[1\] is \[0, 2048, .*: it must be behind the block before it"),
+        (lambda c: block(c, 2, 3000), r"blocks\[1\] is \[0, 2048, .*: it must be a block behind the end of"),
         (lambda c: block(c, 3, 0), r"blocks\[0\]\[3\], its number of examples, is 0"),
         (lambda c: block(c, 4, 1 << 32), r"blocks\[0\]\[4\], its crc32, is 4294967296"),
         (

@@ -53,7 +53,7 @@ def listed_once_a_test() -> None:
 
 def forget() -> None:
     origins.files_at.cache_clear()
-    origins.whole_at.cache_clear()
+    origins.dataset_at.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +234,7 @@ def test_statistics_follow_the_form_of_the_pictures(fruits: Path, tmp_path: Path
     pixels = in_grey.train.read(np.arange(len(in_grey.train))).pixels / 255
     assert (in_grey.shape[0], len(colours.mean)) == (1, 3)
     assert in_grey.mean == pytest.approx((pixels.mean(),), abs=0.003)
-    with pytest.raises(ValueError, match="pictures of 1 channels, and statistics of 3 and 3"):
+    with pytest.raises(ValueError, match="have 1 channels, and the set's mean has 3 and its deviation 3"):
         PictureSet(in_grey.train, in_grey.test, 2, (), None, colours.mean, colours.deviation)
 
 

@@ -7,11 +7,13 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,11 +23,11 @@ from tests.trainer.loopback_pods import LoopbackPods, free_port
 from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts import checkpoints, other_pods, restore, round_snapshot, sync
+from dtj_trainer.artifacts import checkpoints, other_pods, peers, restore, round_peers, round_snapshot, sync
 from dtj_trainer.artifacts.folder_captures import walk
 from dtj_trainer.artifacts.manifest import Manifest, StoredFile, sha256_of
 from dtj_trainer.artifacts.peers import PeerServer
-from dtj_trainer.artifacts.round_peers import NotPutBack, hash_of, sources_above
+from dtj_trainer.artifacts.round_peers import NotPutBack, RoundPeers, hash_of, sources_above
 from dtj_trainer.artifacts.round_snapshot import RoundSnapshots
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.snapshot import CheckpointIndex, folders_and_links, read_index
@@ -451,7 +453,7 @@ def test_parts_without_a_bucket_end_the_rounds(make_job: MakeJob) -> None:
     write(job.pods[1].folder, run__part_1="1")
     job.saved(1, run__part_0="0")
     job.end()
-    with pytest.raises(NotPutBack, match=r"127.0.0.3 has 1 files of its own"):
+    with pytest.raises(NotPutBack, match=r"127.0.0.3 has 1 files that the checkpoint lacks"):
         job.named()
     assert (job.pods[1].folder / "run/part_1").exists()
 
@@ -545,12 +547,12 @@ FILE = StoredFile("a", "", 3, "0" * 64, 5)
 
 def test_a_manifest_with_another_hash_is_refused(liar: Liar) -> None:
     liar.offers(manifest_of(FILE), "1" * 64)
-    assert "the manifest has another hash" in liar.refused("1" * 64)
+    assert f"the SHA-256 of the manifest is not {'1' * 64}" in liar.refused("1" * 64)
 
 
 def test_a_file_with_another_hash_is_refused(liar: Liar) -> None:
     liar.offers(manifest_of(FILE))
-    assert "no pod gives a" in liar.refused(hash_of(manifest_of(FILE))[0])
+    assert "no other pod sends a," in liar.refused(hash_of(manifest_of(FILE))[0])
 
 
 @pytest.mark.parametrize(
@@ -576,7 +578,23 @@ def test_a_manifest_of_another_snapshot_is_refused(liar: Liar) -> None:
 
 
 def test_nobody_gives_anything(liar: Liar) -> None:
-    assert "no pod gives the manifest" in liar.refused("2" * 64)
+    assert "no other pod sends the manifest" in liar.refused("2" * 64)
+
+
+def test_a_pod_that_is_busy_is_asked_again_for_longer_than_the_patience(
+    liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, pauses = manifest_of(), list[float]()
+    liar.offers(manifest)
+    monkeypatch.setattr(peers, "TRANSFERS", 0)
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        monkeypatch.setattr(peers, "TRANSFERS", 1)
+
+    monkeypatch.setattr(round_peers, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
+    found = RoundPeers(liar.hosts, patience=0.0).manifest(hash_of(manifest)[0])
+    assert (found, len(pauses)) == (manifest, 1)
 
 
 def test_a_stranger_who_knows_no_manifest_learns_nothing(make_job: MakeJob) -> None:

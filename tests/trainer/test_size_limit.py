@@ -108,7 +108,7 @@ def test_the_bucket_of_a_program_that_keeps_all_has_the_newest(
     sent = [request for request in run.requests if request.startswith("put ") and request.endswith("/w")]
     assert len(sent) == 8, "what is left out is not sent again"
     assert (
-        "the checkpoint leaves out c-1 and 0 more, to stay within DTJ_CHECKPOINTS_KEEP_BYTES=250"
+        "the checkpoint leaves out old files (c-1 and 0 more), to stay within DTJ_CHECKPOINTS_KEEP_BYTES=250"
         in caplog.text
     )
     # What the program writes again comes back.

@@ -1,4 +1,4 @@
-"""A file that arrives from its beginning on, and that the job's other pods may read meanwhile.
+"""A file that is received from its first byte to its last, and that the job's other pods may read meanwhile.
 
 The bytes go to `<name>.part`. A second file, `.<name>.arrived.part`, has a size and no content: the size is the
 number of bytes that have arrived without a gap. Any process of the pod can see the size, and needs no message.
@@ -30,7 +30,7 @@ def arrived_of(path: Path) -> Path:
 
 
 def beside(path: Path, prefix: str, suffix: str) -> Path:
-    """Return the path of a temporary file beside another. The name is of another kind where it would be too long."""
+    """Return the path of a temporary file beside `path`. A hash takes the place of a name that would be too long."""
     name = f"{prefix}{path.name}{suffix}"
     if len(os.fsencode(name)) <= _MOST_NAME_BYTES:
         return path.with_name(name)
@@ -38,12 +38,12 @@ def beside(path: Path, prefix: str, suffix: str) -> Path:
 
 
 class ArrivingFile:
-    """Writes one file, and computes its SHA-256 meanwhile. A context: at its end nothing is left of a failed try."""
+    """Writes one file, and computes its SHA-256 meanwhile. The context manager removes the temporary files."""
 
     file: FileIO
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
-        """`shared`: whether to tell other processes how much has arrived."""
+        """`shared`: whether other processes can see, by the size file, how many bytes have arrived."""
         self._path = path
         self._shared = shared
         self._digest = hashlib.sha256()
@@ -65,7 +65,7 @@ class ArrivingFile:
         self._clear()
 
     def hash_to(self, end: int) -> None:
-        """Hash the bytes of the file up to `end`. The page cache has them, so that the disk is not read."""
+        """Hash the bytes of the file up to `end`. The page cache still has these bytes: no disk is read."""
         if self._read is None:
             self._read = memoryview(bytearray(_HASHED_BYTES))
         self.file.seek(self.at)
@@ -95,7 +95,7 @@ class ArrivingFile:
         return self._digest.hexdigest()
 
     def put(self) -> None:
-        """Put the file in its place."""
+        """Rename the temporary file to its final path."""
         part_of(self._path).replace(self._path)
 
     def _clear(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
-# What one walk of the checkpoints folder found, as data.
+# The following classes and functions describe what one walk of the checkpoints folder found.
 
 SECOND = 10**9
 """One second in nanoseconds, the unit of all times in this module."""
@@ -38,7 +38,7 @@ class Node:
     mtime_ns: int = 0
 
     def same(self, other: Node | None) -> bool:
-        """Return whether the other node has the same content. Of a folder, only its existence is content."""
+        """Return whether the other node has the same content. Two folders at one path are always the same."""
         if other is None or self.kind != other.kind:
             return False
         return self.kind == "directory" or self == other
@@ -49,7 +49,7 @@ class Look:
     """One walk of the folder.
 
     `at_ns`: when the walk began, by the wall clock. `nodes`: by path, with each node's folders. `open`: inodes that a
-    process has open for writing. `renamed`: names of the top folder whose last event was a rename into it.
+    process has open for writing. `renamed`: entries of the top folder whose last inotify event was a rename to there.
     `archives`: by path, whether a zip archive has its directory, which its writer adds last; other files are absent.
     `steps`: of each folder that `checkpoints.save` wrote, its step by its name.
     """
@@ -76,7 +76,7 @@ def is_below(path: str, roots: Set[str]) -> bool:
 
 
 def topmost_new(path: str, known: Container[str]) -> str:
-    """Return the topmost folder of a path that is not among the known ones; the path itself without one."""
+    """Return the topmost parent folder of a path that is not in `known`; the path itself if `known` has all."""
     return next((folder for folder in folders_of(path) if folder not in known), path)
 
 
@@ -105,7 +105,7 @@ def _elders_of(folders: Set[str], *looks: Mapping[str, Node]) -> dict[str, str]:
     """Return the elder of each folder: the newest earlier folder whose name differs in its digits alone, as `epoch-1`
     and `epoch-2` do.
 
-    looks: the nodes of several looks, by path. The first look that has a folder tells the folder's age.
+    looks: the nodes of several looks, by path. The first look that has a folder gives the folder's age.
     """
     found: dict[tuple[str, str], dict[str, int]] = {place_of(folder): {} for folder in folders}
     for nodes in looks if folders else ():
@@ -121,7 +121,7 @@ def _elders_of(folders: Set[str], *looks: Mapping[str, Node]) -> dict[str, str]:
 
 
 def _kinds_in(nodes: Mapping[str, Node], folders: Set[str]) -> dict[str, set[str]]:
-    """Return the kinds of files below each of the folders, by their paths in it with each run of digits as `#`."""
+    """Return, by folder, the kinds of the files below: each path in the folder with each run of digits as `#`."""
     found: dict[str, set[str]] = {folder: set() for folder in folders}
     for path, node in nodes.items() if folders else ():
         if node.kind != "directory":
@@ -134,7 +134,7 @@ def _kinds_in(nodes: Mapping[str, Node], folders: Set[str]) -> dict[str, set[str
 def fewer_kinds(folders: Set[str], last: Mapping[str, Node], nodes: Mapping[str, Node]) -> set[str]:
     """Return the folders that have fewer kinds of files than their elder, or than they had before.
 
-    last, nodes: what was there before, and now. A folder that was there before is its own elder.
+    last, nodes: the content of the last capture, and the present content. A folder of `last` is its own elder.
     """
     elders = _elders_of(folders - last.keys(), last, nodes)
     elder_or_itself = {elders.get(folder, folder) for folder in folders}
@@ -147,7 +147,7 @@ def fewer_kinds(folders: Set[str], last: Mapping[str, Node], nodes: Mapping[str,
     }
 
 
-# Track is what the looks at a folder have shown of one file, folder or link that differs from the last capture.
+# A Track records what successive walks show of one file, folder or link that differs from the last capture.
 
 BUSY_CHANGES, BUSY_WITHIN = 4, 30 * SECOND
 """A file is busy if it changed BUSY_CHANGES times within BUSY_WITHIN."""
@@ -198,7 +198,7 @@ class Track:
 
 
 SHORT_SETTLE = 1 * SECOND
-"""How long nothing may change where the program's own operations show that files are complete."""
+"""The quiet time before a capture if a rename or a complete zip archive shows that each new file is complete."""
 NEVER_QUIET = 30 * SECOND
 """After this long without a quiet moment, a quiet time of SHORT_SETTLE suffices for a capture."""
 OPEN_LIMIT = 120 * SECOND
@@ -206,7 +206,7 @@ OPEN_LIMIT = 120 * SECOND
 FEWER_LIMIT, FEWER_AT_MOST = 300 * SECOND, 1800 * SECOND
 """How long a folder that may still lack files delays captures: after its last change, and in total."""
 AT_LONGEST = 600 * SECOND
-"""After this long with new content and without a capture, a capture is taken without what is unfinished."""
+"""After this long with new content and without a capture, the next capture leaves out unfinished files."""
 LOG_BYTES = 64 * 10**6
 """A file that is open for OPEN_LIMIT and grew by fewer bytes counts as a log."""
 BUSY_EVERY = 15 * SECOND
@@ -217,8 +217,8 @@ BUSY_EVERY = 15 * SECOND
 class Capture:
     """The content of the folder at one moment, by path.
 
-    `passed_over`: what has its stored content, or none, because it stays unfinished. `at_ns`: the time of the look
-    that showed the content. `busy`: files that change all the time.
+    `passed_over`: unfinished files and folders, of which the capture has the content of the last capture, or nothing.
+    `at_ns`: the time of the look that showed the content. `busy`: files that change all the time.
     """
 
     nodes: Mapping[str, Node]
@@ -229,7 +229,7 @@ class Capture:
 
 @dataclass(frozen=True)
 class Waits:
-    """Why there is no capture now. `path`: what holds it up, if that is one file or folder."""
+    """Why there is no capture now. `path`: the file or folder that delays the capture; empty: not a single one."""
 
     reason: str
     path: str = ""
@@ -239,10 +239,10 @@ NOTHING = Waits("no new file is complete")
 
 
 class FolderState:
-    """The looks at one folder, and the captures that follow from them.
+    """Decides from the looks at one folder when a capture is due.
 
-    `settle_ns`: how long nothing may change before a capture is taken. `last`: the capture that a restore left. The
-    bucket has the content of the last capture: call `taken` once it has that of a later one.
+    `settle_ns`: how long nothing may change before a capture is taken. `last`: the content that a restore left. Call
+    `taken` as soon as the bucket has the content of a capture.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class FolderState:
         last: Mapping[str, Node] | None = None,
         foreign: Mapping[str, Node] | None = None,
     ) -> None:
-        """foreign: what a restore brought of other pods. The program of this pod does not write such files."""
+        """foreign: restored files that other pods saved. The program of this pod does not write such files."""
         self._foreign = foreign or {}
         self._settle_ns = settle_ns
         self.last: Mapping[str, Node] = dict(last or {})
@@ -261,8 +261,8 @@ class FolderState:
         self._look = Look(0, self.last)
         self._tracks: dict[str, Track] = {}
         self._removed: dict[str, int] = {}
-        """By path: when a node of the last capture, or of the offered one, vanished, as the time of the look
-        before."""
+        """By path of a node of the last or the offered capture that has vanished: the time of the last look that
+        showed the node."""
         self._removed_ns = 0
         self._unquiet_since: int | None = None
         self._new_since: int | None = None
@@ -270,7 +270,7 @@ class FolderState:
         self._fewer_since: dict[str, int] = {}
 
     def see(self, look: Look) -> None:
-        """Take a look into account. Looks come in the order of their times."""
+        """Update the state by the next look. Looks come in the order of their times."""
         before, self._look = self._look, look
         if look.at_ns < before.at_ns:
             self._forget_times(look.at_ns)
@@ -304,7 +304,7 @@ class FolderState:
             track.forget_times(now)
 
     def taken(self, capture: Capture, unsent: Set[str] = frozenset()) -> None:
-        """Note that the capture is stored: the next one needs something newer. Looks may have come meanwhile.
+        """Note that the bucket has the capture: the next capture needs newer content. Looks may have come meanwhile.
 
         unsent: files that are stored with their content in the last capture, or not at all.
         """
@@ -333,11 +333,11 @@ class FolderState:
         return found
 
     def found(self, *, ended: bool = False, died_ns: int | None = None) -> Capture | Waits:
-        """Return the capture that `capture` would return now, while another one may be offered."""
+        """Return what `capture` would return now, without offering the capture."""
         return self._before_unfinished(died_ns) if died_ns is not None else self._complete(ended=ended)
 
     def offer(self, found: Capture | Waits) -> None:
-        """Note that the next `taken` may be of this capture."""
+        """Note that the next call of `taken` may get this capture."""
         self._offered = found.nodes if isinstance(found, Capture) else {}
 
     def _complete(self, *, ended: bool) -> Capture | Waits:
@@ -377,11 +377,11 @@ class FolderState:
         for folder, changed_ns in fewer.items():
             # Limit the wait: other files of the folder may change all the time.
             if now - changed_ns < FEWER_LIMIT and now - self._fewer_since[folder] < FEWER_AT_MOST:
-                return Waits("the folder has fewer kinds of files than the one before", folder), over
+                return Waits("the folder has fewer kinds of files than the previous checkpoint", folder), over
         return None, over
 
     def _restless(self) -> set[str]:
-        """Return what to pass over in a folder that gives no quiet moment: what is open, torn or has just changed."""
+        """Return what to pass over in a folder that never rests: files that are open, incomplete or just changed."""
         now, restless = self._look.at_ns, set(self._fewer())
         for path in self._new(files=True):
             track = self._tracks[path]
@@ -409,7 +409,7 @@ class FolderState:
         return Capture(nodes, at_ns=self._look.at_ns)
 
     def _changing(self, now: int, settle_ns: int, over: Set[str] = frozenset()) -> Waits | None:
-        """Return why the moment is not quiet; None if it is."""
+        """Return what has changed within `settle_ns` before `now`; None if nothing has."""
         if now - self._removed_ns < settle_ns:
             return Waits("files are removed")
         for path in self._new():
@@ -506,12 +506,12 @@ class FolderState:
         return closed is None or closed >= died_ns - self._settle_ns
 
     def _began(self, roots: set[str]) -> int | None:
-        """Return a time before the first difference of files and folders from the last capture; None without any."""
+        """Return a time before the first change of `roots`, or below, since the last capture; None: no change."""
         inside = [track.began_ns for path, track in self._tracks.items() if is_below(path, roots)]
         gone = [at for path, at in self._removed.items() if is_below(path, roots)]
         return min(inside + gone, default=None)
 
-    # Build the next capture from the content of the folder, or say why there is none.
+    # --- the content of the next capture ----------------------------------------------------------
 
     def _without(self, over: set[str], *, busy_too: bool) -> Capture | Waits:
         """Return the current content; of the paths in `over`, the content that the last capture has."""

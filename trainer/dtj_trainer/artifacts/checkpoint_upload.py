@@ -1,4 +1,7 @@
-"""Uploads snapshots of the checkpoints folder while a program runs, and removes those that are not kept."""
+"""Uploads snapshots of the checkpoints folder while a program runs.
+
+`sync` calls the uploader. Not here: the deletion of snapshots that are not kept (`checkpoint_removal`).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.capture import NOTHING, SECOND, Capture, Waits, is_below
+from dtj_trainer.artifacts.checkpoint_removal import CheckpointRemoval
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.folder_captures import FolderCaptures
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, newest_of, prune
@@ -22,11 +26,10 @@ from dtj_trainer.artifacts.manifest import (
     check_paths,
     folder_name,
     is_lent,
-    number_and_claim,
 )
 from dtj_trainer.artifacts.newest_capture import Name, NewestCapture
 from dtj_trainer.artifacts.other_pods import OtherPods
-from dtj_trainer.artifacts.s3 import RefusedKey, S3Error
+from dtj_trainer.artifacts.s3 import RefusedKey
 from dtj_trainer.artifacts.sent_files import FileChanged, SentFiles, why_unsent
 from dtj_trainer.artifacts.size_limit import SizeLimit
 from dtj_trainer.artifacts.snapshot import (
@@ -44,12 +47,10 @@ from dtj_trainer.artifacts.snapshot import (
     saves_to_keep,
     step_of,
 )
-from dtj_trainer.artifacts.store import DELETE_BATCH
 from dtj_trainer.artifacts.upload_rules import RefusedFiles
 from dtj_trainer.clock import now_text, seconds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Set
     from pathlib import Path
 
     from dtj_trainer.artifacts.capture import Node
@@ -57,147 +58,7 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.store import Store
 
 
-# CheckpointRemoval removes snapshots from the bucket: those that retention no longer keeps, and files of abandoned
-# uploads.
-#
-# The manifest of a snapshot is deleted before the files that no other manifest names. A snapshot with a manifest is
-# therefore always whole.
-
 log = logging.getLogger(__name__)
-
-
-class CheckpointRemoval:
-    """Deletes snapshots in the bucket. For one thread. Its methods raise S3Error, Superseded among them.
-
-    `store` is the job's checkpoints prefix; `fence` says whether this attempt may still write there. `keep` is the
-    number of the newest snapshots that stay, `keep_every` the period in seconds. `sent` forgets the files that are
-    removed. `others`: the keys that other pods name stay as well.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        *,
-        fence: Fence,
-        keep: int,
-        keep_every: float,
-        sent: SentFiles,
-        others: OtherPods,
-    ) -> None:
-        self._store = store
-        self._fence = fence
-        self._keep = keep
-        self._keep_every = keep_every
-        self._sent = sent
-        self._others = others
-        self._dropped: dict[str, Manifest] = {}
-        """The snapshots whose manifest is deleted and whose files are still in the bucket, by folder."""
-        self._undeletable: set[str] = set()
-        """Snapshot folders with an object that the bucket refused to delete. No later pass tries to delete them."""
-        self._swept = False
-        self.needed = ""
-        """The folder of the snapshot that this attempt restored. The folder stays until the attempt has uploaded a
-        snapshot of its own."""
-
-    def note_uploaded(
-        self, index: CheckpointIndex, manifest: Manifest, given_up: Set[int], *, of_parts: bool
-    ) -> None:
-        """Delete what uploads that were given up left, after the manifest of a snapshot was written.
-
-        given_up: numbers of snapshots that this attempt has begun and given up. `of_parts`: other pods sent parts of
-        it, and perhaps of earlier ones that were skipped. The first call also removes what earlier attempts left:
-        before, nobody could have gone on from this attempt.
-        """
-        skipped = [
-            folder
-            for folder in (self._store.folders() if of_parts else ())
-            if (place := number_and_claim(folder))
-            and place[1] == manifest.claim
-            and place[0] <= manifest.number
-            and folder not in index.manifests
-        ]
-        begun = {folder_name(number, manifest.claim) for number in given_up}
-        for folder in sorted({manifest.folder, *begun, *skipped}):
-            self._delete_unnamed(index, (item.key for item in self._store.objects(folder)), folder)
-        if not self._swept:
-            self._sweep(index)
-            self._swept = True
-
-    def _sweep(self, index: CheckpointIndex) -> None:
-        """Delete the files that earlier claims left. Folders of this claim stay: other pods may be uploading parts
-        there.
-        """
-        earlier = {
-            folder
-            for folder in (*index.manifests, *index.bare, *index.damaged)
-            if (place := number_and_claim(folder)) and place[1] < self._fence.number
-        }
-        # Only the manifest of a snapshot of `checkpoints.save` names the snapshot's files: its folder has nothing
-        # unnamed.
-        alone = {folder for folder, manifest in index.manifests.items() if manifest.of_save}
-        for folder in sorted(earlier - alone):
-            self._delete_unnamed(index, (item.key for item in self._store.objects(folder)), folder)
-        index.bare -= earlier
-        index.damaged -= earlier
-
-    def prune(self, index: CheckpointIndex) -> None:
-        """Delete snapshots except those to keep, and take them out of the index."""
-        keep = index.kept(self._keep, self._keep_every)
-        if not any(manifest.claim == self._fence.number for manifest in index.manifests.values()):
-            keep.add(self.needed)
-        surplus = [folder for folder in index.manifests if folder not in keep | self._undeletable]
-        if surplus or self._dropped:
-            # Check the claim before the first deletion: a later attempt may be restoring one of these snapshots.
-            self._fence.hold()
-        for folder in surplus:
-            if self._delete([f"{folder}/{contract.MANIFEST_FILE}"], folder):
-                self._dropped[folder] = index.manifests.pop(folder)
-        for folder, manifest in list(self._dropped.items()):
-            listed = (item.key for item in self._store.objects(folder))
-            self._delete_unnamed(index, [*listed, *(file.key for file in manifest.files)], folder)
-            del self._dropped[folder]
-
-    def _delete_unnamed(self, index: CheckpointIndex, keys: Iterable[str], folder: str) -> None:
-        """Delete those of the objects `keys` that no manifest names. folder: the snapshot folder that log messages
-        name.
-        """
-        own = self._fence.number
-        named = {file.key for manifest in index.manifests.values() for file in manifest.files}
-        named.update(f"{folder}/{contract.MANIFEST_FILE}" for folder in index.manifests)
-        named |= self._others.named
-        unnamed = [
-            key
-            for key in dict.fromkeys(keys)
-            if key not in named
-            and self._others.may_remove(key)
-            and (place := number_and_claim(key.partition("/")[0]))
-            # A later release may name files of earlier claims in manifests that this release can't read: keep those
-            # files.
-            and (place[1] == own or (place[1] < own and not index.newer))
-        ]
-        if unnamed:
-            self._sent.forget(set(unnamed))
-        for start in range(0, len(unnamed), DELETE_BATCH):
-            if start:
-                self._fence.hold()
-            self._delete(unnamed[start : start + DELETE_BATCH], folder)
-
-    def _delete(self, keys: list[str], folder: str) -> bool:
-        """Delete objects. Return False where the bucket refuses the deletion permanently.
-
-        A permanent refusal is only logged: object lock, or a policy without s3:DeleteObject, is a decision of the
-        bucket's owner, and the snapshots to keep are uploaded anyway. Raises S3Error for a transient failure.
-        """
-        try:
-            self._store.delete(keys)
-        except S3Error as error:
-            if error.transient:
-                raise
-            if not self._undeletable:
-                log.warning("old checkpoints stay in the bucket: %s", error)
-            self._undeletable.add(folder)
-            return False
-        return True
 
 
 def lent_paths(manifest: Manifest) -> set[str]:
@@ -207,13 +68,14 @@ def lent_paths(manifest: Manifest) -> set[str]:
 
 @dataclass(frozen=True)
 class _Round:
-    """What a round begins with; None: nothing. `capture`: what the folder had then."""
+    """The snapshot with which a round begins; None: an empty folder. `capture`: the folder's content at that time."""
 
     manifest: Manifest | None
     capture: Capture
 
 
-MOST_PICTURES = 4  # the most captures of the folder that one upload pass sends
+MOST_CAPTURES = 4
+"""The largest number of captures of the folder that one upload pass sends."""
 COPY_AFTER = 2
 """After this many captures (states of the checkpoints folder) in a row of which a file changed before it was sent,
 files are copied first, and the copies are sent."""
@@ -222,9 +84,9 @@ files are copied first, and the copies are sent."""
 class CheckpointUploader:
     """Uploads the checkpoints folder of one attempt in passes.
 
-    `store` is the job's checkpoints prefix; `fence` says whether this attempt may still write there. `step_at` gives
-    the step of snapshots in which nothing else names one. One thread makes all passes; other threads may read
-    `newest` and `bytes_uploaded`.
+    `store` is the job's checkpoints prefix; `fence` checks whether this attempt may still write there. `step_at`
+    returns the step of snapshots in which nothing else names a step. One thread makes all passes; other threads may
+    read `newest` and `bytes_uploaded`.
     """
 
     def __init__(
@@ -263,7 +125,7 @@ class CheckpointUploader:
         self._removal = CheckpointRemoval(
             store, fence=fence, keep=keep, keep_every=keep_every, sent=self._sent, others=self._others
         )
-        # Files that could not be read, as they were then, by path. An unchanged file is not tried again.
+        # Files that could not be read, by path, with their state at that time: an unchanged file is not tried again.
         self._unreadable: dict[str, Node] = {}
         self._voids = 0
         self._begun: set[int] = set()  # numbers of snapshots whose upload has begun and is not complete
@@ -272,7 +134,8 @@ class CheckpointUploader:
         self._waiting: Capture | None = None
         self._last: Manifest | None = None
         self._stored = self._captures.last
-        """The content of the capture whose manifest is the last one. A round may have begun with another one."""
+        """The content of the last snapshot that was uploaded or restored. The last round may have begun with another
+        snapshot."""
         self._round: _Round | None = None
         """The last round, until a pass takes it into account."""
         self._begins_with: Due | None = None
@@ -288,7 +151,7 @@ class CheckpointUploader:
         self._captures.start()
 
     def note_restored(self, manifest: Manifest, *, own: bool) -> None:
-        """Take the folder as a restore of this snapshot left it. own: the snapshot is one of this job."""
+        """Start from the folder's present content, which a restore of this snapshot left. own: of this job."""
         restored = self._captures.begin_from(manifest.paths, lent_paths(manifest))
         self._begin_from(manifest, restored, own=own)
         self._stored = self._captures.last
@@ -319,8 +182,9 @@ class CheckpointUploader:
         self._captures.look_last(died_ns)
 
     def unsent_saves(self, before: int) -> set[str]:
-        """Return the names of the folders of `save` with steps below this one that no snapshot has. Any thread may
-        call it.
+        """Return the names of the folders of `save` that no snapshot has, and whose steps are lower than `before`.
+
+        Any thread may call this method.
         """
         done = self._done
         unsent = {
@@ -331,9 +195,10 @@ class CheckpointUploader:
         return {name for name, mark in self._captures.marks.items() if name in unsent and mark.step < before}
 
     def begin_round(self, manifest: Manifest | None) -> None:
-        """Take the folder as it is now: this snapshot was put back; None: nothing is there. Any thread may call it.
+        """Start from the folder's present content: a snapshot that was put back, or nothing (None).
 
-        An upload that is under way goes on. A snapshot that the bucket does not have is uploaded next.
+        An upload that is under way goes on. A snapshot that the bucket does not have is uploaded next. Any thread may
+        call this method.
         """
         paths, lent = (manifest.paths, lent_paths(manifest)) if manifest else (set[str](), set[str]())
         capture = Capture(dict(self._captures.begin_round(paths, lent)), at_ns=time.time_ns())
@@ -341,7 +206,7 @@ class CheckpointUploader:
         self._round = _Round(manifest, capture)
 
     def _take_round(self, begun: _Round) -> None:
-        """Begin anew with what a round begins with."""
+        """Reset the state of the uploads to the snapshot with which a round begins."""
         self._round, self._waiting, self._voids, self._begins_with = None, None, 0, None
         manifest, nodes = begun.manifest, begun.capture.nodes
         if manifest is None:
@@ -359,7 +224,7 @@ class CheckpointUploader:
                 self._begins_with = self._due(begun.capture, manifest.number, manifest.step)
 
     def _go_on_from_stored(self) -> None:
-        """Give up the snapshot that the last round began with: what is left of it is part of the next capture."""
+        """End the upload of the snapshot with which the last round began. The next capture includes its files."""
         self._begins_with = None
         self._captures.begin_again(self._stored)
         self._stored = self._captures.last
@@ -382,7 +247,7 @@ class CheckpointUploader:
         self._sent.ended = over
         # Limit the captures of a pass: a folder that changes all the time always has a new capture, and only the next
         # pass learns that the program has ended.
-        while captures < MOST_PICTURES:
+        while captures < MOST_CAPTURES:
             if self._round:
                 self._take_round(self._round)
             # Delete old checkpoints on the disk first: the disk must not fill up while uploads are slow or the bucket
@@ -554,7 +419,7 @@ class CheckpointUploader:
         return True
 
     def _drop(self, due: Due | None = None, error: Exception | None = None) -> None:
-        """Let the next pass take another capture: this one is stored, or can't be sent because of `error`."""
+        """Let the next pass take another capture: the present one is stored, or `error` prevents its upload."""
         self._under_way, self._waiting, self._voids = None, None, self._voids + 1 if due else 0
         self._sent.drop_copies()
         if due is None or error is None:

@@ -140,7 +140,7 @@ class Fence:
     def hold(self) -> None:
         """Verify that this process has the claim, or take the claim. Usually one small request.
 
-        Raises Superseded when a later attempt has claimed, S3Error when the store does not say who has the claim.
+        Raises Superseded when a later attempt has claimed, S3Error when the claim can't be read or written.
         """
         with self._lock:
             if self.superseded:

@@ -51,9 +51,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Near:
-    """Where files may be nearer than in the bucket. None: the pod has no such place.
+    """The places from which a pod gets checkpoint files faster than from the bucket. None: there is no such place.
 
-    `room`: for files of other pods; None: all of them are brought, or the restore fails.
+    `room`: leaves files of other pods in the bucket if the volume is too small; None: a restore brings all files.
     """
 
     peers: CheckpointPeers | None = None
@@ -62,7 +62,7 @@ class Near:
     room: Room | None = None
 
     def __str__(self) -> str:
-        """Say how many bytes came from near, for the log; empty without such a place."""
+        """Return how many bytes came from other pods, as text for the log; empty without other pods."""
         return f"{self.peers.bytes_received} of them from other pods" if self.peers else ""
 
 
@@ -113,7 +113,7 @@ def _arrived(checkpoint: Store, file: StoredFile, path: Path, peers: CheckpointP
             return True
     if given:
         log.warning(
-            "%s is damaged: %d of its bytes came from other pods. It is fetched again", file.path, given
+            "%s is damaged (%d of its bytes came from other pods), and is fetched again", file.path, given
         )
     return False
 
@@ -121,7 +121,7 @@ def _arrived(checkpoint: Store, file: StoredFile, path: Path, peers: CheckpointP
 def _downloaded(checkpoint: Store, file: StoredFile, path: Path) -> str | None:
     """Download one file and verify it; return a description of the fault, or None."""
     if not file.key:
-        return f"no pod gives {file.path}, which is not in the bucket"
+        return f"no other pod sends {file.path}, and the bucket does not have the file"
     try:
         sha256 = checkpoint.get_with_sha256(file.key, path, small=file.size < SMALL_BYTES)
     except NoSuchKey:
@@ -140,7 +140,7 @@ _MOST_NAMED = 3
 
 
 class Room:
-    """Brings the files of a snapshot to one pod, and knows which ones its last call left in the bucket."""
+    """Brings the files of a snapshot to one pod. `left_out`: the files that the last call left in the bucket."""
 
     def __init__(
         self, pods: Iterable[str], free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
@@ -153,10 +153,10 @@ class Room:
         """Which files were left in the bucket, and why; empty: none."""
 
     def bring(self, store: Store, files: Iterable[StoredFile], arriving: Path, near: Near) -> str | None:
-        """Bring files as `fetch_files` does, but for those of other pods for which there is no room.
+        """Bring files as `fetch_files` does, except files of other pods that the volume has no room for.
 
-        The largest file that the pod needs has room once more afterwards: the program is about to write its next
-        checkpoint.
+        Afterwards the volume has room for one more file of the size of the largest file that the pod needs: the
+        program will write its next checkpoint.
         """
         self.left_out, self.text = [], ""
         needed: list[StoredFile] = []
@@ -216,7 +216,7 @@ def _check_room(error: OSError) -> None:
 
 
 def _lacking(file: StoredFile, arriving: Path) -> int:
-    """Return the bytes that a file still needs; 0 where it has arrived."""
+    """Return how many bytes of the volume a file still needs; 0 if the file has arrived."""
     path = arriving / file.path
     return 0 if path.is_file() and path.stat().st_size == file.size else max(file.size, 1)
 
@@ -229,15 +229,15 @@ def _batches(files: Iterable[StoredFile]) -> Iterator[list[StoredFile]]:
             yield found[at : at + most]
 
 
-# Files of a restored checkpoint that stay in the bucket until the program reads them.
+# Some files of a restored checkpoint stay in the bucket until the program reads them.
 #
 # `checkpoints.save(…, on_demand=PATTERN)` names such files. A restore leaves them out, and writes a record of them
-# into the checkpoint's folder. The program asks for the files that it reads; each comes once for all processes of a
-# pod.
+# into the checkpoint's folder. The program asks for the files that it reads. Each file is fetched once for all
+# processes of a pod.
 
 
 def on_demand_files(manifest: Manifest, *folders: Path) -> list[StoredFile]:
-    """Return the files that a restore leaves out, by the marks, which are below one of the folders already."""
+    """Return the files that a restore leaves in the bucket, by the mark files, which one of `folders` already has."""
     patterns = {
         name: next(filter(None, (read_mark(folder / name) for folder in folders)), None)
         for name in (_place(file)[0] for file in manifest.marks)
@@ -324,7 +324,7 @@ def bring(folder: Path, names: Iterable[str]) -> None:
                 store.put_bytes(f"{record.snapshot}/{DAMAGED_FILE}", fault.encode())
                 raise S3Error(
                     f"checkpoint {store.uri(record.snapshot)}: {fault}; the next attempt resumes from the "
-                    "checkpoint before",
+                    "checkpoint before this one",
                     transient=False,
                 )
             (arriving / file.path).rename(folder / name)

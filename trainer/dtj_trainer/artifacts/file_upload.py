@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TRIES_AT_END = 3
-"""After the program's end, a file that still changes is uploaded this many times. The last upload stays as it is."""
+"""How often a file that still changes after the program's end is uploaded. The bucket keeps the last upload."""
 
 
 class Clock(Protocol):
@@ -96,7 +96,7 @@ class FileUploader:
         self._named: dict[Path, dict[Path, FileState]] = {}
         """By folder whose manifest is uploaded: its files as the manifest describes them."""
         self._torn: dict[Path, FileState] = {}
-        """Files that are incomplete, as they were then."""
+        """Incomplete files, each with the state in which the file was incomplete."""
         self._before_round: tuple[int | None] | None = None
         """The argument of `begin_round`, until a pass takes the new round into account."""
         self.refused = RefusedFiles(clock.monotonic)
@@ -127,15 +127,16 @@ class FileUploader:
         return all_done
 
     def note_torn(self, paths: Iterable[Path]) -> None:
-        """Note that files are incomplete as they are: they are not uploaded, unless by segments."""
+        """Note that files are incomplete: until a file changes, only an upload in segments sends the file."""
         for path in paths:
             with suppress(OSError):
                 self._torn[path] = state_of(path.stat())
 
     def begin_round(self, died_ns: int | None) -> None:
-        """Note that other programs write from now on. What was incomplete at the death stays so until it changes.
+        """Note that new programs write from now on. A file that the former programs left incomplete is not uploaded
+        until the file changes.
 
-        died_ns: when the programs before were killed; None: they ended by themselves.
+        died_ns: when the former programs were killed; None: they ended by themselves.
         """
         self._before_round = (died_ns,)
 
@@ -181,7 +182,7 @@ class FileUploader:
         known_files = {path: known for path in files if (known := self._known.get(path))}
         uploaded = {path: known.uploaded for path, known in known_files.items()}
         if uploaded != present or present == self._named.get(source.path):
-            # A file is not uploaded yet, which the caller knows, or the stored manifest is current.
+            # A file is not uploaded yet, so that a later pass comes here again, or the stored manifest is current.
             return True
         sums = {path: (present[path].size, known.sha256) for path, known in known_files.items()}
         content = model_manifest.manifest_with(source.path, sums).to_json()
@@ -252,10 +253,11 @@ class FileUploader:
 
 
 def _is_broken(state: FileState, rule: Rule, died_ns: int) -> bool:
-    return state.changed_ns > died_ns - round(rule.quiet * 1e9)  # A float lacks the nanoseconds.
+    # Compute in integers: a float can't hold the nanoseconds since 1970 exactly.
+    return state.changed_ns > died_ns - round(rule.quiet * 1e9)
 
 
-# What a pod uploads besides checkpoints, depending on its part in the job.
+# pod_sources lists what a pod uploads besides checkpoints. The list depends on the pod's part in the job.
 
 METRICS_KEYS = {"primary": contract.METRICS_FILE, "evaluator": contract.EVALUATOR_METRICS_FILE}
 

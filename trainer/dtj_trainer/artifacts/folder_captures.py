@@ -1,4 +1,4 @@
-"""Takes captures of a real folder while a program runs: looks at it, and has `capture` decide."""
+"""Takes captures of a folder on disk while a program runs. `capture` decides from the walks when one is complete."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _watch(folder: Path) -> tuple[int, int] | None:
     mask = _MODIFY | _CLOSE_WRITE | _MOVED_TO | _CREATE | _MOVED_FROM | _DELETE
     if descriptor >= 0 and (watch := libc.inotify_add_watch(descriptor, os.fsencode(folder), mask)) >= 0:
         return int(descriptor), int(watch)
-    log.info("%s can't be watched: %s", folder, os.strerror(ctypes.get_errno()))
+    log.info("inotify can't watch the folder %s: %s", folder, os.strerror(ctypes.get_errno()))
     if descriptor >= 0:
         os.close(descriptor)
     return None
@@ -139,7 +139,7 @@ def is_whole(path: Path) -> bool | None:
         return None
 
 
-# FolderLooks walks the checkpoints folder. The module `capture` decides what its findings mean.
+# FolderLooks walks the checkpoints folder. The module `capture` decides from the walks when the content is complete.
 
 _LEFT_OUT = (".tmp", ".part")
 _KINDS: dict[int, Literal["file", "directory", "link"]] = {
@@ -153,7 +153,7 @@ _OF_NFS = ".nfs"
 
 
 class FolderLooks:
-    """The looks at one folder. `start` before the first look."""
+    """Walks one folder again and again. Call `start` before the first `look`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -178,8 +178,8 @@ class FolderLooks:
     def look(self) -> Look:
         """Walk the folder: one `stat` for each path, and the start and the end of each changed file.
 
-        What vanishes meanwhile is absent. A folder that is gone has nothing. Raises OSError if the folder can't be
-        listed.
+        A path that vanishes during the walk is absent. A folder that was removed has no nodes. Raises OSError if the
+        folder can't be listed.
         """
         at_ns = time.time_ns()
         before = self._before
@@ -371,15 +371,15 @@ class FolderCaptures:
         program_runs: Callable[[], bool],
         on_complete: Callable[[Capture], None] = lambda _: None,
     ) -> None:
-        """`program_runs`: whether the kernel has not begun to end the program, however late its end is reported.
+        """`program_runs`: returns False as soon as the kernel begins to end the program, before the end is reported.
 
         `on_complete`: called with each capture that is found, also while another one is sent, or nothing can be sent.
         """
         self._folder = folder
         self.still = self._lock = threading.RLock()
-        """Held by who changes the folder: nobody looks meanwhile."""
+        """A caller holds this lock while it changes the folder, so that no thread walks the folder meanwhile."""
         self._round_ns = 0
-        """When the last round began. What is taken of earlier captures is of no use to it."""
+        """When the last round began. `taken` ignores captures of earlier rounds."""
         self._settle_ns = int(settle_seconds * SECOND)
         self._program_runs = program_runs
         self._looks = FolderLooks(folder)
@@ -419,9 +419,9 @@ class FolderCaptures:
         self._looks.torn |= {str(path.relative_to(folder)) for path in paths if path.is_relative_to(folder)}
 
     def begin_from(self, paths: Set[str], foreign: Set[str] = frozenset()) -> Mapping[str, Node]:
-        """Take these paths of the folder, as they are now, as the last capture; return their nodes.
+        """Use the present content of these paths as the last capture; return their nodes.
 
-        foreign: those of files that other pods gave.
+        foreign: the paths of files that other pods saved.
         """
         with self._lock:
             nodes = self._looks.look().nodes
@@ -431,7 +431,7 @@ class FolderCaptures:
             return restored
 
     def begin_round(self, paths: Set[str], foreign: Set[str]) -> Mapping[str, Node]:
-        """Begin anew, as `begin_from`, with programs that write every file anew: none is torn for ever."""
+        """Do as `begin_from` for a new round, whose programs may rewrite files: no file counts as incomplete."""
         with self._lock:
             self._looks.torn = frozenset()
             self._round_ns, self._not_before = time.time_ns(), 0.0
@@ -440,7 +440,7 @@ class FolderCaptures:
             return self.nodes
 
     def begin_again(self, last: Mapping[str, Node]) -> None:
-        """Take another capture for the last one that is stored."""
+        """Use `last` as the content of the last stored capture."""
         with self._lock:
             self._captures, self._found = FolderState(self._settle_ns, last), None
 
@@ -470,7 +470,7 @@ class FolderCaptures:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Look at the folder from another thread, while this one sends files: a capture needs what happens now."""
+        """Walk the folder in another thread while the caller sends files: later captures depend on these walks."""
         over = threading.Event()
 
         def look() -> None:
@@ -517,13 +517,13 @@ class FolderCaptures:
         return found
 
     def rest_after(self, seconds: float) -> None:
-        """Note how long a processor worked for a capture."""
+        """Delay the next capture if this capture took many seconds of processor time."""
         if seconds >= COSTLY_SECONDS:
             rest = min(REST * seconds, LONGEST_REST_SECONDS)
             self._not_before = max(self._not_before, time.monotonic() + rest)
 
     def taken(self, capture: Capture, unsent: Set[str] = frozenset()) -> bool:
-        """Note that a capture is stored; see `FolderState.taken`. Return whether it is not of an earlier round."""
+        """Note that a capture is stored; see `FolderState.taken`. Return False for a capture of an earlier round."""
         with self._lock:
             if 0 < capture.at_ns < self._round_ns:
                 return False

@@ -118,7 +118,10 @@ class HistoryWriter:
         """Write `end.json`, unless the record there is a later one; return whether it was written. Raises S3Error."""
         content, conditional = _encoded(record), True
         if is_passing(record) and self._has_begun(record["status"].get("attempt")):
-            log.info("the suspension is not recorded: an attempt of the job has begun since")
+            log.info(
+                "%s does not record the suspension: an attempt of the job has begun since",
+                self._store.uri(contract.END_FILE),
+            )
             return False
         for _ in range(END_TRIES):
             stored, etag = self._read(contract.END_FILE)

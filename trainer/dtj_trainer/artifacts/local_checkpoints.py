@@ -63,7 +63,7 @@ def saved_folders(folder: Path) -> dict[str, Mark]:
 
 
 def newest_of(marks: Mapping[str, Mark]) -> str | None:
-    """Return the name of the newest of these folders."""
+    """Return the name of the folder with the highest step."""
     return max(marks, key=lambda name: marks[name].step, default=None)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -59,8 +60,8 @@ class StoredFile:
     """One file of a snapshot.
 
     `path` is relative to the checkpoints folder, `key` to the checkpoints' prefix in the bucket, `size` is in bytes,
-    `sha256` in hexadecimal digits. `mtime_ns`: the modification time. An empty key: the bucket does not have the
-    file, and pods have.
+    `sha256` in hexadecimal digits. `mtime_ns`: the modification time. An empty key: only pods have the file, and the
+    bucket does not.
     """
 
     path: str
@@ -123,7 +124,7 @@ class Manifest:
 
     @property
     def save(self) -> str:
-        """Identifies the folder of `checkpoints.save` in it by the key of the mark; empty if there is none."""
+        """The key of the mark file, which identifies the folder of `checkpoints.save`; empty: there is none."""
         return max(self.marks, key=lambda mark: mark.path).key if self.marks else ""
 
     @property
@@ -138,7 +139,7 @@ class Manifest:
 
     @cached_property
     def of_save(self) -> bool:
-        """Whether a folder of `checkpoints.save` is all of it."""
+        """Whether the snapshot consists of one folder of `checkpoints.save`."""
         tops = {mark.path.partition("/")[0] for mark in self.marks}
         return len(tops) == 1 and all(is_below(node.path, tops) for node in self.nodes)
 
@@ -281,16 +282,21 @@ def _mode(value: object) -> MetricMode:
 
 
 def check_paths(manifest: Manifest) -> None:
-    """Raise ManifestError unless a restore can write all of it, and inside the checkpoints folder only."""
+    """Raise ManifestError unless a restore can write all entries, and only inside the checkpoints folder."""
     leaves: list[StoredNode] = [*manifest.files, *manifest.links]
     taken = {node.path for node in leaves}
     if len(taken) < len(leaves):
-        raise ManifestError("the manifest names a path twice")
+        ((twice, _),) = Counter(node.path for node in leaves).most_common(1)
+        raise ManifestError(f"the manifest names {twice!r} twice")
     for node in [*leaves, *manifest.folders]:
         if not -LATEST_NS <= node.mtime_ns <= LATEST_NS:
-            raise ManifestError(f"the manifest has an impossible time of {node.path!r}")
+            raise ManifestError(
+                f"the manifest has an impossible modification time for {node.path!r}: {node.mtime_ns} ns"
+            )
         if str(PurePosixPath(node.path)) != node.path or node.path == "." or "\0" in node.path:
-            raise ManifestError(f"the manifest names an impossible path {node.path!r}")
+            raise ManifestError(
+                f"the manifest names {node.path!r}, which is not a normalized path below the checkpoints folder"
+            )
         if node.path.startswith("/") or ".." in node.path.split("/"):
             raise ManifestError(f"the manifest names a path outside the checkpoints folder: {node.path!r}")
         if parent := next((folder for folder in folders_of(node.path) if folder in taken), None):
@@ -298,8 +304,8 @@ def check_paths(manifest: Manifest) -> None:
     for link in manifest.links:
         if not is_inside(link.path, link.target):
             raise ManifestError(f"the manifest's link {link.path!r} leads out of the checkpoints folder")
-    if any(folder.path in taken for folder in manifest.folders):
-        raise ManifestError("the manifest names a path twice")
+    if both := next((folder.path for folder in manifest.folders if folder.path in taken), None):
+        raise ManifestError(f"the manifest names {both!r} twice: as a folder, and as a file or link")
 
 
 def sha256_of(path: Path) -> str:
@@ -324,15 +330,15 @@ def fault_of(path: Path, expected: StoredFile, sha256: str | None = None) -> str
     return None
 
 
-# PodManifest tells of the files that one pod alone has, such as shards of `torch.distributed.checkpoint`.
+# PodManifest lists the files that one pod alone has, such as shards of `torch.distributed.checkpoint`.
 #
 # The pods of a job share nothing but the bucket. Each has one small object there, its pod manifest:
 #
-# - A pod that sees a new file says at once that the file is pending.
+# - A pod that finds a new file lists the file as pending at once.
 # - The pod of rank 0 takes a capture, and announces the capture's number and paths in the manifest of pod 0.
 # - The other pod sends the files that the capture lacks, and names them in its manifest.
-# - The pod of rank 0 puts these files into the snapshot's manifest. For pods with pending files it waits, and
-#   says so.
+# - The pod of rank 0 puts these files into the snapshot's manifest. The pod of rank 0 waits for pods with pending
+#   files, and names these pods in the manifest of pod 0.
 #
 # A pod without files has no pod manifest, and nobody waits for it.
 
@@ -347,14 +353,14 @@ LATE_AT_END_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class PodManifest:
-    """What one pod says.
+    """What one pod publishes about its checkpoint files.
 
     The pod of rank 0 announces a capture: its `number`; `paths`, of the pod's own files, and of folders with `/`
     at the end; `waits_for`, the pods whose files the snapshot lacks, each with the beginning of its manifest's ETag.
 
-    Another pod says: `pending`, the paths of files that are not uploaded yet; `files`, those that the pod alone has,
-    and that are uploaded; `answer`, the place of the last of its answers, below which its keys are; `gone`, the paths
-    of files that it gave to the restored snapshot and has removed; `sent`, bytes, which grows during an upload.
+    Another pod publishes: `pending`, the paths of files that are not uploaded yet; `files`, the uploaded files that
+    no other pod has; `answer`, the place below which the keys of its last answer are; `gone`, the paths of files that
+    the pod gave to the restored snapshot and has removed; `sent`, the bytes sent, which grow during an upload.
     """
 
     number: int = -1
@@ -426,19 +432,22 @@ def answer_place(pod: str, process: str, count: int) -> str:
 
 
 def is_in_answer(place: str, key: str) -> bool:
-    """Return whether a key is of an answer, or of an earlier one of the same process. place: see `answer_place`."""
+    """Return whether a key is of the answer at `place`, or of an earlier answer of the same process.
+
+    place: see `answer_place`.
+    """
     process, _, count = place.rpartition("-")
     found = re.match(rf"{re.escape(process)}-(\d+)/", key.partition("/")[2])
     return bool(process) and found is not None and int(found[1]) <= int(count)
 
 
 def is_of_pod(key: str) -> bool:
-    """Return whether a key is of the answer of any pod."""
+    """Return whether a key belongs to an answer, of whatever pod."""
     return re.match(rf"{PODS}/[^/]+/[0-9a-f]{{8}}-\d+/", key.partition("/")[2]) is not None
 
 
 class Copy(NamedTuple):
-    """What another mode or owner of a file leaves as it is."""
+    """What identifies the content of a local file, also after a change of its mode or owner."""
 
     path: str
     size: int
@@ -467,7 +476,7 @@ def beginning(etag: str) -> str:
 
 
 def folders_in(paths: Iterable[str]) -> set[str]:
-    """Return all folders of these files."""
+    """Return all parent folders of these paths."""
     return {folder for path in paths for folder in folders_of(path)}
 
 

@@ -52,7 +52,7 @@ class PartBody:
     """
 
     def __init__(self, content: bytes, on_bytes: Callable[[int], None], counted: int = 0) -> None:
-        """`on_bytes` gets the number of bytes that are read for the first time. `counted`: by an earlier body."""
+        """`on_bytes` gets the number of bytes that are read for the first time. `counted`: bytes counted before."""
         self._content = memoryview(content)
         self._on_bytes = on_bytes
         self._at = 0
@@ -89,7 +89,7 @@ def crc32_of(content: bytes) -> str:
     return base64.b64encode(zlib.crc32(content).to_bytes(4, "big")).decode()
 
 
-# One version of a file on disk.
+# FileVersion identifies one version of a file on disk.
 
 
 class FileVersion(NamedTuple):
@@ -339,7 +339,7 @@ class Uploads:
     def close(self, seconds: float = math.inf) -> None:
         """Send nothing more, and abort all uploads, because the process ends and can't resume them.
 
-        seconds: what the process has for that. A store that does not answer keeps the parts.
+        seconds: the time that the process has left. A store that does not answer keeps the parts.
         """
         self.pace.close()
         with self._lock:
@@ -390,7 +390,7 @@ def with_retries(
     backoff = Backoff(LONGEST_PART_DELAY_SECONDS)
     for left in reversed(range(PART_TRIES)):
         if pace.closed:
-            raise s3.S3Error("the upload was ended: this process sends nothing more", transient=False)
+            raise s3.S3Error("the upload has stopped, because this process is ending", transient=False)
         try:
             with sentences():
                 return call()

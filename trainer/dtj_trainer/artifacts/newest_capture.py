@@ -1,9 +1,9 @@
 """The newest complete capture of a pod's checkpoints folder, whether the bucket has it or not.
 
 No copy of a capture is kept. The pod can put back a capture that the bucket does not have while the folder still has
-each of its files, under whatever name. So it can after a program that writes new files, or renames files over older
-ones. Of a program that writes into an existing file, or that has removed a file since, it can put back an earlier
-capture whose files are all there, or else the newest one in the bucket.
+each of its files, under whatever name. A program that writes new files, or renames files over older ones, leaves such
+files. After a program that writes into an existing file, or has removed a file, the pod can put back an earlier
+capture whose files are all there, or else the newest capture in the bucket.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_UNSENT = 3
 
 
 class Name(NamedTuple):
-    """What a capture is called. `claim`, `number`: as in `Manifest`; None: the pod of rank 0 has not told them."""
+    """Identifies a capture. `claim`, `number`: as in `Manifest`; None: not known yet from the pod of rank 0."""
 
     claim: int | None
     number: int | None
@@ -46,7 +46,7 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True)
 class Complete:
-    """A complete capture. `uploaded`: whether the bucket has it. `manifest`: if this pod wrote or restored it."""
+    """A complete capture. `uploaded`: whether the bucket has the capture. `manifest`: set where this pod has one."""
 
     capture: Capture
     name: Name
@@ -54,7 +54,7 @@ class Complete:
     manifest: Manifest | None = None
 
     def reported(self) -> contract.PodCheckpoint:
-        """Return what a pod's report says of it."""
+        """Return the capture in the form of the pod's report."""
         said: contract.PodCheckpoint = {
             "uploaded": self.uploaded,
             "time": text_of(self.capture.at_ns / SECOND),
@@ -66,7 +66,7 @@ class Complete:
 
 
 class _Written(NamedTuple):
-    """What a rename or a hard link leaves as it is, and writes do not."""
+    """Properties that a rename or a hard link does not change, and that a write changes."""
 
     size: int
     mtime_ns: int
@@ -98,7 +98,7 @@ def sources_of(capture: Capture, nodes: Mapping[str, Node]) -> dict[str, str | N
 
 
 class NewestCapture:
-    """Knows the complete captures of one folder. Thread-safe."""
+    """Remembers the complete captures of one folder. Thread-safe."""
 
     def __init__(self, stored: Callable[[Node], StoredFile | None] = lambda _: None) -> None:
         """`stored`: returns the file in the bucket that has the content of a local one."""
@@ -115,14 +115,14 @@ class NewestCapture:
                 self._unsent = (*self._unsent, Complete(capture, name_of()))[-_MOST_UNSENT:]
 
     def name(self, capture: Capture, name: Name) -> None:
-        """Name a capture anew."""
+        """Give a remembered capture another name."""
         with self._lock:
             self._unsent = tuple(
                 replace(each, name=name) if each.capture == capture else each for each in self._unsent
             )
 
     def note_uploaded(self, capture: Capture, name: Name, manifest: Manifest | None = None) -> None:
-        """Note that the bucket has a capture. Those before it are of no use any more."""
+        """Note that the bucket has a capture, and forget the earlier captures."""
         with self._lock:
             self._uploaded = Complete(capture, name, uploaded=True, manifest=manifest)
             self._unsent = tuple(
@@ -184,13 +184,13 @@ class NewestCapture:
                     self._unsent = (Complete(capture, name, manifest=manifest),)
 
 
-# Unuploaded warns of artifacts in a pod that does not upload them: only the pod of rank 0 or of the chief does.
+# Unuploaded warns of artifacts in a pod that is not the pod of rank 0 or of the chief, which alone upload artifacts.
 
 log = logging.getLogger(__name__)
 
 
 class Unuploaded:
-    """Looks for such artifacts in one pod's workspace, and warns of the first one."""
+    """Looks in the workspace of one pod for artifacts that the pod does not upload, and warns of the first one."""
 
     def __init__(self, settings: SyncSettings) -> None:
         root, part = settings.root, settings.part
@@ -202,7 +202,7 @@ class Unuploaded:
         """The names of the restored checkpoints."""
 
     def warn(self) -> None:
-        """Look once more, unless a warning was given."""
+        """Look for such artifacts again, unless a warning was given."""
         for folder in self._folders:
             with suppress(OSError):  # The program may have removed the folder itself.
                 for path in folder.iterdir():
@@ -269,7 +269,7 @@ class CaptureWatch:
         self.watch_pass(ended=died_ns is None, died_ns=died_ns)
 
     def begin_round(self, manifest: Manifest | None) -> None:
-        """Take the folder as it is now: this snapshot was put back; None: nothing is there."""
+        """Start from the folder's present content: a snapshot that was put back, or nothing (None)."""
         with self._lock:
             nodes = self._folder.begin_round(manifest.paths if manifest else set(), set())
             self.captures.begin_round(Capture(dict(nodes), at_ns=time.time_ns()), manifest)

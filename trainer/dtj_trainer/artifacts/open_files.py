@@ -1,4 +1,4 @@
-"""Lists the files that processes hold open for writing, from /proc. It imports little: so do its users."""
+"""Lists the files that processes hold open for writing, from /proc. Standard library only."""
 
 from __future__ import annotations
 

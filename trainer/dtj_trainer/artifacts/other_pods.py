@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.store import Store, StoredObject
 
 
-# Checkpoints of which each pod holds a part, as those of FSDP.
+# A checkpoint may consist of parts, as that of FSDP does: each pod holds one part.
 #
 # Each pod uploads its files into the checkpoint's folder in the bucket, and then a part manifest. The pod with the
 # claim writes the checkpoint's manifest once all parts are there. Until then the folder is no checkpoint.
@@ -124,7 +124,7 @@ class Lateness:
     def given_up(self, lacking: str, limit: float | None = None, signs: object = None) -> bool:
         """Return whether the wait that began at the first call is over. `lacking`: what is missing, for the log.
 
-        signs: begins the wait again when it changes.
+        signs: a change of this value begins the wait again.
         """
         if signs != self._signs:
             self._signs, self._since = signs, None
@@ -173,7 +173,7 @@ class PartUploader:
         self._done |= self._of(manifest)
 
     def begin_round(self, manifest: Manifest | None) -> None:
-        """Take the folder as it is now: this snapshot was put back. Any thread may call it."""
+        """Start from the folder's present content: a snapshot that was put back, or nothing. For any thread."""
         self._round = self._of(manifest) if manifest else set()
 
     def _of(self, manifest: Manifest) -> set[Node]:
@@ -183,7 +183,7 @@ class PartUploader:
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
         """Upload the parts of complete checkpoints, newest first; return True when nothing is left. Raises S3Error.
 
-        A part that `save` has not completed is no part, whether the program runs or has died.
+        Only parts that `save` has completed are uploaded, whether the program runs or has died.
         """
         del ended, died_ns
         begun, self._round = self._round, set()
@@ -247,7 +247,7 @@ LeftFiles = dict["StoredFile", frozenset[str]]
 def united(
     own: Iterable[StoredFile], given: Iterable[StoredFile], nodes: Mapping[str, Node]
 ) -> tuple[StoredFile, ...]:
-    """Return own files with those that are given. Where several have a path, the first counts.
+    """Return the files of this pod and the files that other pods give. Of several with one path, the first counts.
 
     own: of the capture `nodes`; files that other pods gave to the restored snapshot may be among them, and any given
     file replaces those.
@@ -350,12 +350,12 @@ class OtherPods:
         self._waits_for: tuple[str, ...] = ()
 
     def begin(self, *, ended: bool) -> None:
-        """Begin another try of a snapshot. ended: the program has ended."""
+        """Begin another attempt to complete a snapshot. ended: the program has ended."""
         self.lacking = ""
         self._ended_at = (self._ended_at or self._now()) if ended else None
 
     def note_restored(self, manifest: Manifest, nodes: Mapping[str, Node]) -> None:
-        """Take the folder as a restore of this snapshot left it."""
+        """Start from the folder's present content, which a restore of this snapshot left."""
         files = (file for file in manifest.files if is_lent(file))
         self._lent = {copy_of(node): giver_of(file) for file in files if (node := nodes.get(file.path))}
         self._left = left_in_bucket(manifest, nodes)
@@ -396,7 +396,7 @@ class OtherPods:
     def files(
         self, due: Due, own: Collection[StoredFile], last: Manifest | None, last_nodes: Mapping[str, Node]
     ) -> tuple[StoredFile, ...] | None:
-        """Return the files of a snapshot: own ones and those of other pods; None while `lacking` says what lacks.
+        """Return the files of a snapshot, of this pod and of other pods; None while files of other pods are missing.
 
         own: the files of the capture. last, last_nodes: the last snapshot, and its capture.
         """
@@ -412,7 +412,7 @@ class OtherPods:
         if self._is_time():
             self._listen()
             mine = {file.path for file in own if not is_lent(file)}
-            # Do not take removals from the last capture: other pods may have announced files since.
+            # The last capture itself shows no removals: other pods may have announced files after that capture.
             if nodes is not last_nodes:
                 self._note_removed(mine | {path for path, node in nodes.items() if node.kind == "directory"})
             kinds = {kind_of(path) for path, node in nodes.items() if not node.same(last_nodes.get(path))}
@@ -457,7 +457,7 @@ class OtherPods:
         return self.lacking if late else ""
 
     def given_up(self) -> bool:
-        """Return whether nobody waits for what lacks any more, because the program ended some time ago."""
+        """Return whether the wait for missing files is over, because the program ended some time ago."""
         waited = {pod: self._heard[pod].etag for pod in self._waits_for}
         limit = LATE_AT_END_SECONDS if waited else None
         return bool(self.lacking) and self._lateness.given_up(self.lacking, limit, waited)
@@ -473,11 +473,11 @@ class OtherPods:
 
     @property
     def named(self) -> set[str]:
-        """The keys that other pods name. They may belong to the next snapshot."""
+        """The keys of the files that other pods name in their manifests, perhaps for the next snapshot."""
         return {file.key for heard in self._heard.values() for file in heard.said.files}
 
     def may_remove(self, key: str) -> bool:
-        """Return whether an object that nobody names can be removed: no pod is about to name it."""
+        """Return whether an object that no manifest names can be removed: no pod is about to name the object."""
         place = number_and_claim(key.partition("/")[0])
         if not is_of_pod(key) or place is None or place[1] != self._fence.number:
             return True

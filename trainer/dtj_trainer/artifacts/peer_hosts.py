@@ -1,4 +1,4 @@
-"""Where the pods that restore the same checkpoint answer each other. It imports little: settings read it."""
+"""The addresses of the pods that restore the same checkpoint. Few imports: `launch.settings` imports this module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIRST_ADDRESS = 2
 
 @dataclass(frozen=True)
 class PeerHosts:
-    """The pods, and which of them this one is."""
+    """The pods that exchange checkpoint files, and the index of this pod among them."""
 
     pods: contract.Peers
     own: int
@@ -32,7 +32,7 @@ class PeerHosts:
     listen: str = ""
     """The address to listen on; empty: all."""
     loopback: bool = False
-    """Whether the pods are processes of this machine. They restore from its disk, and are peers in rounds alone."""
+    """Whether the pods are processes of this machine. Such pods exchange files in rounds only, not at a restore."""
 
     def host_of(self, number: int) -> str:
         """Return the host of the pod with this number."""
@@ -48,7 +48,7 @@ def _address(number: int) -> str:
 
 
 def peers_from_environment(environment: Mapping[str, str] = os.environ) -> PeerHosts | None:
-    """Return the pods that restore with this one; None where it is alone, or the job does not want it.
+    """Return the pods that restore the same checkpoint; None if there is one pod, or the job turns the exchange off.
 
     Raises ValueError for an invalid variable.
     """

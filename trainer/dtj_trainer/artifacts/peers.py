@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dtj_trainer.artifacts.arriving_file import ArrivingFile
+    from dtj_trainer.artifacts.download import ByteCount
     from dtj_trainer.artifacts.manifest import Manifest, StoredFile
-    from dtj_trainer.artifacts.store import ByteCount
 
 
-# Which pods fetch a file, so that it leaves the bucket once and each pod passes it on to two others.
+# A tracker decides which pods fetch a file from the bucket: one pod, and each pod passes the file on to two others.
 #
 # The SHA-256 of a file chooses one of the pods as the file's tracker. All pods ask the tracker where to get the file.
 # It sends the first pod that asks to the bucket. The others form a binary tree in the order in which they ask: no pod
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 MOST_FILES = 4096
 """The most files that a tracker remembers. A question about another file makes it forget the oldest."""
 TRACKERS = 3
-"""The number of trackers of a file. A pod asks the second and the third where the one before does not answer."""
+"""The number of trackers of a file. A pod asks the next tracker if a tracker does not answer."""
 
 
 def trackers_of(sha256: str, pods: int) -> list[int]:
-    """Return the numbers of the pods that know who fetches a file, the first one first."""
+    """Return the numbers of the pods that are trackers of a file, in the order in which a pod asks them."""
     first = int(sha256[:8], 16) % pods
     return [(first + each) % pods for each in range(min(TRACKERS, pods))]
 
@@ -58,7 +58,7 @@ class Askers:
         self._lock = threading.Lock()
 
     def ask(self, sha256: str, pod: int) -> list[int]:
-        """Return the pods from which this one may get the file, the best one first; empty: from the bucket.
+        """Return the pods from which `pod` may get the file, the best one first; empty: only from the bucket.
 
         A pod that asks again keeps its place, so that no two pods wait for each other.
         """
@@ -80,13 +80,13 @@ def _above(place: int) -> list[int]:
     return found
 
 
-# Files of the restored checkpoint that other pods may read, also while they arrive.
+# OfferedFiles has the files of the restored checkpoint that other pods may read, also while the files arrive.
 #
 # A request names a file by its SHA-256, which only readers of the manifest in the bucket know. No path comes from
 # outside.
 
 LEAST_BYTES = 8 * 2**20
-"""Smaller files are not worth a question to another pod: every pod reads them from the bucket."""
+"""Every pod reads smaller files from the bucket: a request to a tracker would take longer than the transfer."""
 _POLL_SECONDS = 0.02
 
 
@@ -125,10 +125,13 @@ class OfferedFiles:
         self._files: dict[str, tuple[int, list[Path]]] = {}
         self._of_round: dict[str, tuple[int, list[Path]]] = {}
         self._manifest = "", b""
-        """The manifest that the last round began with, after its hash."""
+        """The hash and the content of the manifest that the last round began with."""
 
     def offer(self, manifest: Manifest, *folders: Path) -> None:
-        """Offer files of a checkpoint, in place of an earlier one, as soon as one is in one of the folders."""
+        """Offer the large files of a checkpoint, in place of those of an earlier checkpoint.
+
+        folders: a file is offered as soon as one of these folders has the file.
+        """
         files = {
             file.sha256: (file.size, [folder / file.path for folder in folders])
             for file in manifest.files
@@ -138,7 +141,7 @@ class OfferedFiles:
             self._files = files
 
     def offer_round(self, sha256: str, content: bytes, files: Mapping[str, tuple[int, list[Path]]]) -> None:
-        """Offer what a round begins with, in place of that of an earlier round.
+        """Offer the snapshot with which a round begins, in place of the snapshot of an earlier round.
 
         content: the manifest; sha256: its hash. files: sizes and possible places by hash, of small files, too.
         """
@@ -200,7 +203,7 @@ PATIENCE_SECONDS = 10.0
 none can train before all have started."""
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 10.0
-"""How long a pod may take to say who has a file. It answers thousands of pods one after the other."""
+"""How long a tracker may take to answer: a tracker answers thousands of pods one after the other."""
 STILL_SECONDS, STILL_SECONDS_FOR_EACH_ABOVE = 5.0, 2.0
 """A download from a pod that sends nothing for this many seconds is given up. A pod further down in the tree waits
 longer, so that the pod above has time to get the file elsewhere."""
@@ -209,12 +212,12 @@ SLOWEST_PEER_BYTES_PER_SECOND = 1e5
 _RETRY_SECONDS = 0.25
 _BLOCK_BYTES = 2**20
 _ANSWER_BYTES = 4096
-BUSY = f"status {http.client.TOO_MANY_REQUESTS}"
-"""Begins the description of the fault of a pod that has other transfers now."""
+BUSY = f"HTTP status {http.client.TOO_MANY_REQUESTS}"
+"""Stands in the fault of a pod that refuses a request because of too many other transfers."""
 
 
 class CheckpointPeers:
-    """The other pods, for one restore. Not thread-safe."""
+    """A client of the other pods, for one restore. Not thread-safe."""
 
     def __init__(self, hosts: PeerHosts, patience: float = PATIENCE_SECONDS) -> None:
         """`patience`: seconds to wait in all for pods that have not started yet."""
@@ -234,7 +237,7 @@ class CheckpointPeers:
         return files[start:] + files[:start]
 
     def bring(self, file: StoredFile, arriving: ArrivingFile, received: ByteCount) -> None:
-        """Let as much of a file arrive as other pods give. Raises OSError for errors of the disk."""
+        """Receive as much of a file as other pods send. Raises OSError for errors of the disk."""
         sources = self._sources(file)
         for number, source in enumerate(sources):
             still = STILL_SECONDS + STILL_SECONDS_FOR_EACH_ABOVE * (len(sources) - number)
@@ -246,7 +249,7 @@ class CheckpointPeers:
             log.debug("%s does not give %s: %s", self._hosts.host_of(source), file.path, fault)
 
     def _sources(self, file: StoredFile) -> list[int]:
-        """Return the pods that may give the file, the best one first; empty: this one is the first that asks."""
+        """Return the pods that may send the file, the best one first; empty: this pod is the first that asks."""
         while True:
             started, answered = time.monotonic(), False
             for tracker in trackers_of(file.sha256, self._hosts.pods.count):
@@ -271,7 +274,7 @@ class CheckpointPeers:
                 self._silent.add(tracker)
                 raise
             if answer.status != http.client.OK:
-                raise OSError(f"status {answer.status}")
+                raise OSError(f"HTTP status {answer.status}")
             try:
                 pods = [int(pod) for pod in json.loads(answer.read(_ANSWER_BYTES))["pods"]]
             except (KeyError, TypeError) as error:
@@ -281,7 +284,7 @@ class CheckpointPeers:
     def _get(
         self, source: int, file: StoredFile, arriving: ArrivingFile, received: ByteCount, still: float
     ) -> str | None:
-        """Let the rest of a file arrive from one pod; return why it does not, or None."""
+        """Receive the rest of a file from one pod; return the fault, or None."""
         try:
             with closing(self._connected(source)) as connection:
                 connection.sock.settimeout(still)
@@ -289,7 +292,7 @@ class CheckpointPeers:
                 connection.request("GET", f"/checkpoints/{file.sha256}", headers=rest)
                 answer = connection.getresponse()
                 if answer.status != http.client.PARTIAL_CONTENT or answer.length != file.size - arriving.at:
-                    return f"status {answer.status}, {answer.length} bytes"
+                    return f"HTTP status {answer.status}, {answer.length} bytes"
                 return _received(answer, file, arriving, received, still)
         except _DiskError as error:
             raise error.cause from error
@@ -341,7 +344,7 @@ class _DiskError(Exception):
         self.cause = cause
 
 
-# PeerServer gives files of the restored checkpoint to the job's other pods, and tells a pod from which pods to get a
+# PeerServer sends files of the restored checkpoint to the job's other pods, and tells a pod from which pods to get a
 # file.
 #
 #     GET  /checkpoints/<sha256>               the file, or its rest with `Range: bytes=<start>-`

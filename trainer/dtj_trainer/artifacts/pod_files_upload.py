@@ -120,8 +120,8 @@ class PodFilesUploader:
         self._begin_claim(-1)
 
     def _begin_claim(self, claim: int) -> None:
-        """Begin anew for another claim: its process does not know what this pod said before, and may have removed
-        files.
+        """Reset the state for another claim: the process with that claim does not know the earlier manifests of this
+        pod, and may have removed this pod's files from the bucket.
         """
         self._claim = claim
         self._sent = SentFiles(self._store, self._folder, self._count_bytes)
@@ -156,7 +156,7 @@ class PodFilesUploader:
         self._captures.start()
 
     def note_restored(self, manifest: Manifest) -> None:
-        """Take the folder as a restore of this snapshot left it. All pods have restored the same one."""
+        """Start from the folder's present content: all pods have restored this snapshot."""
         nodes = self._captures.begin_from(manifest.paths, self._others_in(manifest))
         self._begin_from(manifest, nodes)
 
@@ -168,9 +168,9 @@ class PodFilesUploader:
         return {file.path for file in manifest.files if giver_of(file) != self._pod}
 
     def begin_round(self, manifest: Manifest | None) -> None:
-        """Take the folder as it is now: this snapshot was put back; None: nothing is there. Any thread may call it.
+        """Start from the folder's present content: a snapshot that was put back, or nothing (None).
 
-        An upload that is under way goes on.
+        An upload that is under way goes on. Any thread may call this method.
         """
         paths, others = (manifest.paths, self._others_in(manifest)) if manifest else (set[str](), set[str]())
         nodes = self._captures.begin_round(paths, others)
@@ -359,7 +359,7 @@ class PodFilesUploader:
                 self._sent.send(calm, self._store.uri(place))
         except (FileChanged, OSError) as error:
             self._voids += 1
-            log.info("checkpoint: %s", why_unsent(error))
+            log.info("checkpoint files of this pod: %s", why_unsent(error))
             if isinstance(error, OSError) and (
                 isinstance(error, PermissionError) or self._voids > COPY_AFTER
             ):

@@ -1,4 +1,4 @@
-"""Makes the checkpoints folder what a snapshot says: files, folders and links, with their modification times."""
+"""Makes the checkpoints folder equal to a snapshot: files, folders and links, with their modification times."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.store import Store
 
 
-# TensorFlow's state file, `checkpoint`, which names the newest checkpoint in its folder.
+# TensorFlow's state file, `checkpoint`, names the newest checkpoint in its folder.
 
 STATE_FILE = "checkpoint"
 _NEWEST = re.compile(rb'^model_checkpoint_path: "([^"\n]+)"')
@@ -149,8 +149,8 @@ def arriving_folder(folder: Path, manifest: Manifest) -> Path:
 
 
 def _link(sources: Mapping[str, str], manifest: Manifest, folder: Path, arriving: Path) -> None:
-    """Give files of the folder another name among those that arrive: a program may write into any of them later, so
-    that two files of the snapshot need two copies.
+    """Hard-link files of `folder` into `arriving`. A file that the snapshot has at two paths is copied, because a
+    program may later write into either of the two files.
     """
     taken = manifest.paths
     for path, source in sources.items():
@@ -159,10 +159,10 @@ def _link(sources: Mapping[str, str], manifest: Manifest, folder: Path, arriving
         target.unlink(missing_ok=True)
         try:
             if source in taken and source != path:
-                raise OSError(errno.EMLINK, "it is another file of the snapshot", source)
+                raise OSError(errno.EMLINK, "the snapshot has this file at another path, too", source)
             os.link(folder / source, target)
             taken.add(source)
-        except OSError:  # Or a file system without hard links.
+        except OSError:  # The error above, or a file system without hard links.
             shutil.copyfile(folder / source, target)
 
 
@@ -268,11 +268,15 @@ def remove_others(folder: Path, wanted: Set[str]) -> None:
             try:
                 remove(folder / node.path)
             except OSError as error:  # The path may be a mounted volume.
-                log.warning("checkpoints/%s is not part of the checkpoint, and stays: %s", node.path, error)
+                log.warning(
+                    "checkpoints/%s is not part of the restored checkpoint, and can't be removed: %s",
+                    node.path,
+                    error,
+                )
 
 
 def leave_only(folder: Path, manifest: Manifest, but: Set[str] = frozenset()) -> None:
-    """Remove what is not of a snapshot that `put_back` has put back. The folders keep the snapshot's times.
+    """Remove what does not belong to a snapshot that `put_back` has put back. Folders keep the snapshot's times.
 
     but: further paths that stay.
     """

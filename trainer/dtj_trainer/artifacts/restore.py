@@ -49,16 +49,16 @@ class Restored(NamedTuple):
 
 
 class Lineage(NamedTuple):
-    """The snapshots that count after the user has gone back to one of them.
+    """The snapshots that a restore may choose after the user has gone back to one of them.
 
-    folder: of that snapshot. since: the attempt that the user resumed from it. Without these, all snapshots count.
+    folder: of that snapshot. since: the first attempt that resumed from that snapshot. The default allows all.
     """
 
     folder: str = ""
     since: int = 0
 
     def has(self, folder: str, attempt: int | None) -> bool:
-        """Return whether a snapshot counts. attempt: the one that wrote it; None: unknown."""
+        """Return whether a restore may choose a snapshot. attempt: the writer of the snapshot; None: unknown."""
         return attempt is None or attempt >= self.since or folder == self.folder
 
 
@@ -268,10 +268,10 @@ def _others_first(index: CheckpointIndex, folders: list[str], skip: Collection[s
     return [*others, *(folder for folder in folders if folder in skip)]
 
 
-# All pods of an attempt restore the same snapshot: the one that the pod of rank 0 chose and told in its claim.
+# All pods of an attempt restore the same snapshot, which the pod of rank 0 chooses and names in its claim.
 #
-# Each pod alone would choose the newest snapshot that it finds, and a snapshot can be damaged, or appear, between the
-# looks of two pods.
+# Otherwise each pod would choose the newest snapshot that the pod finds. Between the choices of two pods, a snapshot
+# can be damaged, or appear.
 
 _LONGEST_POLL_SECONDS = 5.0
 
@@ -298,8 +298,8 @@ def restore_checkpoint(
     chosen_by_order = not (settings.resume_since or settings.resume_skip)
 
     def tell(uri: str, *, restored: bool = False) -> None:
-        # Say which snapshot is restored where it may not be the newest: readers of the bucket otherwise assume the
-        # newest one.
+        # Record the restored snapshot where another one may be newer: without the record, readers of the bucket
+        # assume the newest snapshot.
         if fence and (together or (restored and not chosen_by_order)):
             fence.announce_restore(uri, restored=restored)
 
@@ -392,7 +392,7 @@ class CheckpointMirror:
         self._skipped: set[str] = set()
         """Folders of snapshots that did not arrive completely."""
         self._abandoned: set[str] = set()
-        """Folders of snapshots that do not count since the user has gone back to an earlier snapshot."""
+        """Folders of snapshots that are outside `lineage`: the user has gone back to an earlier snapshot."""
         self._retry_at = math.inf
         self._backoff = Backoff(LONGEST_MIRROR_DELAY_SECONDS)
         self._mirrored: list[Manifest] = []
@@ -402,7 +402,7 @@ class CheckpointMirror:
     def mirror_pass(self, *, ended: bool, died_ns: int | None) -> bool:
         """Fetch the newest snapshot if it is newer than the last one; always return True. Raises S3Error.
 
-        While there is no newer snapshot, a pass costs one request, and a second one while one is being uploaded.
+        While there is no newer snapshot, a pass costs one request, and a second request during an upload.
         """
         del ended, died_ns
         if self._now() >= self._retry_at:

@@ -1,6 +1,6 @@
 """Decides which snapshots are kept: the newest few, the best one, one for each period of time, and an older one.
 
-`checkpoint_upload` deletes the others in the bucket, and `local_checkpoints` those on the disk of the pod.
+`checkpoint_removal` deletes the others in the bucket, and `local_checkpoints` those on the disk of the pod.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Candidate:
     metric: float | None = None
     metric_mode: MetricMode = "max"
     time: float = 0.0
-    """When it was written, in seconds since 1970."""
+    """When the snapshot was written, in seconds since 1970."""
     whole: bool = False
-    """Whether it holds more than one folder of `checkpoints.save`."""
+    """Whether the snapshot holds more than one folder of `checkpoints.save`."""
     save: str = ""
-    """Identifies the folder of `checkpoints.save` that it holds; empty if there is none."""
+    """Identifies the folder of `checkpoints.save` in the snapshot; empty if there is none."""
 
 
 def kept(candidates: Iterable[Candidate], newest: int, every_seconds: float = 0.0) -> set[Candidate]:

@@ -1,6 +1,7 @@
 """What pods give each other in a round: a manifest and the files that it names, each by its hash.
 
-All pods begin a round at the same time, so that a fixed binary tree below the pod of rank 0 needs no questions.
+All pods begin a round at the same time. A fixed binary tree below the pod of rank 0 therefore suffices: no pod has to
+ask where to get a file, as at a restore (see `peers`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dtj_trainer.artifacts.arriving_file import ArrivingFile
+    from dtj_trainer.artifacts.download import ByteCount
     from dtj_trainer.artifacts.manifest import StoredFile
     from dtj_trainer.artifacts.peer_hosts import PeerHosts
-    from dtj_trainer.artifacts.store import ByteCount
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0
 _ANSWER_SECONDS = 30.0
 _ANSWER_BYTES, _BLOCK_BYTES = 4096, 2**20
 _BUSY_SECONDS = 300.0
-"""How long to wait for pods that answer, and have other transfers."""
+"""How long to repeat a request that pods refuse because they have too many other transfers (status 429)."""
 
 
 class NotPutBack(Exception):
@@ -41,10 +42,10 @@ class NotPutBack(Exception):
 
 
 class RoundPeers(CheckpointPeers):
-    """The other pods, for one round. May be used from several threads."""
+    """A client of the other pods, for one round. May be used from several threads."""
 
     def __init__(self, hosts: PeerHosts, patience: float = PATIENCE_SECONDS) -> None:
-        """`patience`: seconds to wait for pods that do not give a file, once no byte comes any more."""
+        """`patience`: the seconds for which a request that no pod fulfils is repeated."""
         super().__init__(hosts, patience)
         self._above = sources_above(hosts.own, hosts.pods.count)
 
@@ -58,7 +59,7 @@ class RoundPeers(CheckpointPeers):
         return files
 
     def bring(self, file: StoredFile, arriving: ArrivingFile, received: ByteCount) -> None:
-        """Let as much of a file arrive as other pods give. Raises OSError for errors of the disk."""
+        """Receive as much of a file as other pods send. Raises OSError for errors of the disk."""
         if file.size:
             self._tried(
                 lambda source: self._from(source, file, arriving, received), self._above, once=bool(file.key)
@@ -82,7 +83,7 @@ class RoundPeers(CheckpointPeers):
             return None
 
         if fault := self._tried(get, self._above):
-            raise NotPutBack(f"no pod gives the manifest of the checkpoint: {fault}")
+            raise NotPutBack(f"no other pod sends the manifest of the checkpoint: {fault}")
         return found[0]
 
     def manifest_of_root(self, sha256: str) -> Manifest | None:
@@ -93,7 +94,7 @@ class RoundPeers(CheckpointPeers):
             try:
                 found.append(self.manifest_from(source, sha256))
             except (OSError, http.client.HTTPException, ManifestError) as error:
-                return str(error) if str(error).startswith(BUSY) else None
+                return str(error) if BUSY in str(error) else None
             return None
 
         self._tried(get, [ROOT])
@@ -106,35 +107,42 @@ class RoundPeers(CheckpointPeers):
             connection.request("GET", f"/checkpoints/{sha256}")
             answer = connection.getresponse()
             if answer.status != http.client.OK:
-                raise OSError(f"status {answer.status}")
-            if answer.length is None or answer.length > MOST_MANIFEST_BYTES:
-                raise ManifestError(f"the manifest has {answer.length} bytes")
+                raise OSError(f"HTTP status {answer.status}")
+            if answer.length is None:
+                raise ManifestError("the answer with the manifest has no Content-Length")
+            if answer.length > MOST_MANIFEST_BYTES:
+                raise ManifestError(
+                    f"the manifest has {answer.length} bytes; the limit is {MOST_MANIFEST_BYTES}"
+                )
             content, deadline = bytearray(), time.monotonic() + _ANSWER_SECONDS
             while block := answer.read1(_BLOCK_BYTES):
                 content += block
                 if time.monotonic() > deadline:
                     raise TimeoutError(
-                        f"it sent {len(content)} bytes of the manifest in {_ANSWER_SECONDS:g} s"
+                        f"the pod is slow: {len(content)} bytes of the manifest in {_ANSWER_SECONDS:g} s"
                     )
             return verified(bytes(content), sha256)
 
     def lacks(self, pod: int, sha256: str) -> int:
-        """Return how many files of a pod a manifest lacks. Raises OSError, HTTPException and ValueError."""
+        """Ask a pod how many of its files a manifest lacks. Raises OSError, HTTPException and ValueError."""
         with closing(self._connected(pod)) as connection:
             connection.sock.settimeout(_ANSWER_SECONDS)
             connection.request("POST", f"/rounds/{sha256}/lacks")
             answer = connection.getresponse()
             if answer.status != http.client.OK:
-                raise OSError(f"status {answer.status}")
+                raise OSError(f"HTTP status {answer.status}")
             try:
                 return int(json.loads(answer.read(_ANSWER_BYTES))["files"])
             except (KeyError, TypeError) as error:
-                raise ValueError(f"an answer that is none: {error!r}") from error
+                raise ValueError(f"the answer has no number of files: {error!r}") from error
 
     def _tried(
         self, get: Callable[[int], str | None], sources: Sequence[int], *, once: bool = False
     ) -> str | None:
-        """Try pods again and again; return the last fault, or None. once: there is another place than the pods."""
+        """Call `get` for each pod until a call succeeds; return the last fault, or None.
+
+        once: call it once for each pod, because the caller can get the file from the bucket, too.
+        """
         began, pause = time.monotonic(), _PAUSE_SECONDS
         fault, patience = "there is no other pod", 0.0
         while sources:
@@ -142,9 +150,9 @@ class RoundPeers(CheckpointPeers):
                 self._silent.discard(ROOT)
                 if (found := get(source)) is None:
                     return None
-                log.debug("%s gives nothing: %s", self._hosts.host_of(source), found)
+                log.debug("%s does not send the file: %s", self._hosts.host_of(source), found)
                 fault = f"{self._hosts.host_of(source)}: {found}"
-                patience = _BUSY_SECONDS if found.startswith(BUSY) else self._patience
+                patience = _BUSY_SECONDS if BUSY in found else self._patience
             if once or time.monotonic() > began + patience:
                 break
             time.sleep(pause)
@@ -153,7 +161,7 @@ class RoundPeers(CheckpointPeers):
 
 
 def sources_above(own: int, pods: int) -> list[int]:
-    """Return the pods from which this one gets files, the nearest first. The pod of rank 0 has none."""
+    """Return the pods from which pod `own` gets files, the nearest first; none for the pod of rank 0."""
     found, place = [], (own - ROOT) % pods
     while place:
         place = (place - 1) // 2
@@ -162,15 +170,15 @@ def sources_above(own: int, pods: int) -> list[int]:
 
 
 def hash_of(manifest: Manifest) -> tuple[str, bytes]:
-    """Return the SHA-256 of a manifest and the bytes that have it: the form of this release."""
+    """Return the SHA-256 of a manifest as this release serializes the manifest, and the serialized bytes."""
     content = manifest.to_json()
     return hashlib.sha256(content).hexdigest(), content
 
 
 def verified(content: bytes, sha256: str) -> Manifest:
-    """Read a manifest that has this hash. Raises ManifestError."""
+    """Read a manifest after a comparison with its hash. Raises ManifestError."""
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise ManifestError("the manifest has another hash")
+        raise ManifestError(f"the SHA-256 of the manifest is not {sha256}")
     manifest = Manifest.from_json(content, in_bucket=False)
     if wrong := next((file for file in manifest.files if file.size < 0), None):
         raise ManifestError(f"the manifest gives a negative size for {wrong.path!r}: {wrong.size} bytes")

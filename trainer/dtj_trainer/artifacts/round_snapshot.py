@@ -54,11 +54,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UPLOAD_SECONDS = 10.0
-"""How long a round waits for the upload of a snapshot with which the other pods could not begin before."""
+"""How long a round waits for the upload of the newest snapshot, with which other pods can't begin otherwise."""
 _PAUSE_SECONDS = 0.05
 
 
-# The hashes of local files, which are computed once for each state of a file.
+# KnownHashes computes the hash of a local file once for each state of the file.
 
 
 class _State(NamedTuple):
@@ -81,14 +81,14 @@ class KnownHashes:
         self._known: dict[_State, str] = {}
 
     def of(self, path: str) -> str:
-        """Return the hash of a file, which nothing may write. Raises OSError."""
+        """Return the hash of a file. No process may write the file meanwhile. Raises OSError."""
         state = _state_of(self._folder / path)
         if state not in self._known:
             self._known[state] = sha256_of(self._folder / path)
         return self._known[state]
 
     def add(self, node: Node, sha256: str) -> None:
-        """Note the hash of a file as a look found it."""
+        """Note the hash of a file in the state that `node` describes."""
         self._known[_State(node.size, node.mtime_ns, node.changed_ns, node.inode)] = sha256
 
     def note(self, manifest: Manifest) -> None:
@@ -107,13 +107,13 @@ class KnownHashes:
 
 
 class NoBucket(Store):
-    """The store of a job without artifacts: nothing is there."""
+    """The store of a job without artifacts, which has no objects."""
 
     def __init__(self) -> None:
         super().__init__(S3Location("none", ""))
 
     def at(self, location: S3Location) -> Store:
-        """Return a store of another location, where nothing is either."""
+        """Return the store of another location, which has no objects either."""
         del location
         return self
 
@@ -124,17 +124,17 @@ class NoBucket(Store):
 
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
         """Raise NoSuchKey."""
-        raise NoSuchKey(f"{key}: the job has no artifacts")
+        raise NoSuchKey(f"{key} is not stored: the job has no spec.artifacts.uri")
 
     def get_with_sha256(self, key: str, path: Path, *, small: bool = False) -> str:
         """Raise NoSuchKey."""
         del path, small
-        raise NoSuchKey(f"{key}: the job has no artifacts")
+        raise NoSuchKey(f"{key} is not stored: the job has no spec.artifacts.uri")
 
     def get_rest(self, key: str, arriving: ArrivingFile) -> None:
         """Raise NoSuchKey."""
         del arriving
-        raise NoSuchKey(f"{key}: the job has no artifacts")
+        raise NoSuchKey(f"{key} is not stored: the job has no spec.artifacts.uri")
 
 
 class CaptureSource(Protocol):
@@ -152,11 +152,14 @@ class CaptureSource(Protocol):
         """
 
     def begin_round(self, manifest: Manifest | None) -> None:
-        """Take the folder as it is now."""
+        """Start from the folder's present content."""
 
 
 class RoundSnapshots:
-    """The snapshots of one pod. Only while no program of the pod runs; for one thread, but for `lacking`."""
+    """Names and puts back the snapshots of one pod, while no program of the pod runs. For one thread.
+
+    Any thread may call `lacking`.
+    """
 
     def __init__(
         self,
@@ -183,18 +186,18 @@ class RoundSnapshots:
         self._foreign: Complete | None = None
         """What a restore brought from the bucket of another job."""
         self._began: Manifest | None = None
-        """What the folder began with last: restored, or put back."""
+        """The snapshot that was restored or put back last."""
         self._named: dict[str, Manifest] = {}
         """The manifest that was named last, by its hash."""
         if server:
             server.lacks = self.lacking
 
     def note_restored(self, manifest: Manifest, *, own: bool) -> None:
-        """Take the folder as a restore of this snapshot left it. own: the snapshot is one of this job."""
+        """Start from the folder's present content, which a restore of this snapshot left. own: of this job."""
         self._hashes.note(manifest)
         self._began = manifest
         if not own:
-            # No claim of this job comes before it. Its keys are of another bucket.
+            # Claim 0 precedes all claims of this job. Remove the keys, which belong to another job's prefix.
             files = tuple(replace(file, key="") for file in manifest.files)
             manifest = replace(manifest, files=files, claim=0)
             paths = manifest.paths
@@ -209,7 +212,7 @@ class RoundSnapshots:
 
         died_ns: when the programs were killed (wall clock, nanoseconds); None: they ended by themselves. A snapshot
         that the bucket does not have counts only if no other pod has files of its own: they may be parts of it.
-        Raises NotPutBack where there are snapshots, and none of them can be had by all pods.
+        Raises NotPutBack where there are snapshots, but none that all pods can get.
         """
         source.look_last(died_ns)
         found = self._newest(source)
@@ -239,7 +242,7 @@ class RoundSnapshots:
         return source.captures.uploaded
 
     def _newest(self, source: CaptureSource) -> Complete | None:
-        """Return the newest complete capture that can be put back here."""
+        """Return the newest complete capture that this pod can put back."""
         found = source.captures.now(source.nodes)
         if found is None and self._foreign:
             nodes = source.nodes
@@ -264,14 +267,14 @@ class RoundSnapshots:
             return ""
         hosts = self._hosts
         if hosts is None or self._server is None:
-            return "pods give each other no files"
+            return "the pods of this job do not send each other files"
 
         def fault_of(pod: int) -> str:
             try:
                 lacking = RoundPeers(hosts).lacks(pod, sha256)
             except (OSError, http.client.HTTPException, ValueError) as error:
-                return f"{hosts.host_of(pod)} does not say whether it has files of its own: {error}"
-            return f"{hosts.host_of(pod)} has {lacking} files of its own" if lacking else ""
+                return f"{hosts.host_of(pod)} does not answer which files the checkpoint lacks: {error}"
+            return f"{hosts.host_of(pod)} has {lacking} files that the checkpoint lacks" if lacking else ""
 
         others = [pod for pod in range(hosts.pods.count) if pod != hosts.own]
         return next(filter(None, at_once(partial(fault_of, pod) for pod in others)), "")
@@ -298,7 +301,7 @@ class RoundSnapshots:
         folders = folders_in(file.path for file in manifest.files)
         return len(own - of_the_next(own, folders, folders))
 
-    # --- each pod puts it back -------------------------------------------------------------------
+    # --- each pod puts the named snapshot back ---------------------------------------------------
 
     def put_back(
         self, claim: int, number: int, sha256: str, timeout: float, but: Callable[[Manifest], set[str]]
@@ -361,7 +364,7 @@ class RoundSnapshots:
 
     def _fetched(self, name: str, sha256: str) -> Manifest:
         """Fetch a manifest from other pods, or from the bucket, where `name` is the folder of the snapshot."""
-        fault = "pods give each other no files"
+        fault = "the pods of this job do not send each other files"
         if self._hosts and self._server:
             try:
                 return RoundPeers(self._hosts, self._patience).manifest(sha256)
@@ -372,7 +375,7 @@ class RoundSnapshots:
         except (S3Error, ManifestError) as error:
             raise NotPutBack(f"{fault}; {error}") from error
         if hash_of(manifest)[0] != sha256:
-            raise NotPutBack(f"{fault}; the manifest in the bucket has another hash")
+            raise NotPutBack(f"{fault}; the SHA-256 of the manifest in the bucket is not {sha256}")
         return manifest
 
     def _offer(self, manifest: Manifest, places: Mapping[str, str]) -> None:
@@ -443,7 +446,7 @@ class RoundSnapshots:
 
     def _retried(self, step: Callable[[], Result], timeout: float) -> Result:
         def on_wait(error: S3Error, delay: float) -> None:
-            log.warning("the checkpoint waits %.1f s for S3: %s", delay, error)
+            log.warning("the restore of the checkpoint waits %.1f s for S3: %s", delay, error)
 
         return retry_transient(
             step, timeout=timeout, progress=lambda: self._store.received.total, on_wait=on_wait

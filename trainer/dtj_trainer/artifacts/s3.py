@@ -78,7 +78,7 @@ _JITTER = random.Random()  # noqa: S311 - not for secrets
 generator."""
 
 
-# Options that a bucket may require of each request, from the job's variables: encryption, payer, form of URLs.
+# S3Options has what a bucket may require of each request, from the job's variables: encryption, payer, form of URLs.
 
 AddressingStyle = Literal["path", "virtual", "auto"]
 
@@ -326,8 +326,8 @@ def make_client(environment: Environment | None = None) -> S3Client:
         retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
         max_pool_connections=16,
         tcp_keepalive=True,
-        # Do not sign the payload over http either, as botocore does not over https. The CRC32 of each request detects
-        # damage, and a SHA-256 of all payload costs as much as the rest of the upload.
+        # Do not sign the payload over http: botocore does not sign the payload over https either. The CRC32 of each
+        # request detects damage, and a SHA-256 of all payload costs as much as the rest of the upload.
         s3={"addressing_style": style, "payload_signing_enabled": False},
         proxies={} if url and _is_loopback(url) else None,
         # A given environment without an endpoint means AWS, even if this process's own variables set an endpoint.
@@ -423,7 +423,7 @@ def explain(error: Exception, uri: str, environment: Environment | None = None) 
             "the file with the certificates of the store's CA",
             transient=False,
         )
-    # botocore passes on the error of urllib3 where an answer without a file, such as a list, is cut off.
+    # botocore does not convert the error of urllib3 if the answer to a list, or another small answer, is cut off.
     if isinstance(error, (failures.HTTPClientError, failures.ConnectionError, urllib3.exceptions.HTTPError)):
         return S3Error(f"S3 at {where} can't be reached for {uri}: {_first_line(error)}", transient=True)
     if isinstance(error, failures.BotoCoreError):
@@ -492,7 +492,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n", 1)[0]
 
 
-# What the answer of a store says that an exception of boto3 carries.
+# The following functions read the answer of a store from an exception of boto3.
 
 _CONDITION_REFUSED = {"InvalidArgument", "InvalidRequest", "NotImplemented"}
 """Answers with status 400 of stores that do not know the condition of a put. AWS answers with status 501."""

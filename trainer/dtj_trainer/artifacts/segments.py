@@ -72,12 +72,12 @@ def segment_seconds(growing_files: int) -> float:
 
 
 def whole_lines(content: bytes) -> int:
-    """The Cut of text: complete lines."""
+    """Return how many bytes are complete lines: the Cut of text."""
     return content.rfind(b"\n") + 1
 
 
 def whole_records(content: bytes) -> int:
-    """The Cut of TensorBoard's event files: complete TFRecords. Content of another format counts as complete."""
+    """Return how many bytes are complete TFRecords: the Cut of event files. Another format counts as complete."""
     at = 0
     while at + RECORD_HEADER_BYTES <= len(content):
         length = int.from_bytes(content[at : at + 8], "little")
@@ -96,7 +96,7 @@ def whole_records(content: bytes) -> int:
 
 ROTATE_BYTES = 64 * 1024 * 1024
 KEPT_ROTATED = 1
-"""The rotated files of a log that stay after their upload, or where nothing is uploaded."""
+"""How many rotated files of a log stay on the disk after their upload, or where nothing is uploaded."""
 MOST_ROTATED = 16
 """The most rotated files of one log, 1 GiB, while the bucket takes nothing. Beyond that, the oldest file is deleted,
 so that the disk does not fill up."""

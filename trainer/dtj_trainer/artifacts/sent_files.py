@@ -35,7 +35,7 @@ copy; and the pause between two copies."""
 
 
 class _Content(NamedTuple):
-    """What changes with the content of a file, and not with its path."""
+    """Properties that change with the content of a file, and not with its path."""
 
     size: int
     changed_ns: int
@@ -43,7 +43,7 @@ class _Content(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """What a rename, or another hard link, leaves as it is, and most writes do not."""
+    """Properties that a rename or another hard link does not change, and that most writes change."""
 
     size: int
     mtime_ns: int
@@ -51,7 +51,7 @@ class _Written(NamedTuple):
 
 
 class FileChanged(Exception):
-    """A file changed, or vanished, before it was sent as it was. The argument is its path in the folder."""
+    """A file changed or vanished before its captured content was sent. The argument is its path in the folder."""
 
 
 def why_unsent(error: Exception) -> str:
@@ -84,7 +84,7 @@ class SentFiles:
         shutil.rmtree(local.parent / _ASIDE, ignore_errors=True)  # A killed process may have left copies.
 
     def get(self, node: Node) -> StoredFile | None:
-        """Return the stored file with the content of a local file, wherever that was when it was sent."""
+        """Return the stored file with the content of a local file, which may have been sent from another path."""
         stored = self._sent.get(_content(node))
         if stored is None or (stored.path, stored.mtime_ns) == (node.path, node.mtime_ns):
             return stored
@@ -116,8 +116,8 @@ class SentFiles:
     def copy_aside(self, nodes: Iterable[Node]) -> None:
         """Copy files, if twice their size is free, so that `send` sends the copies. Raises FileChanged.
 
-        Of a program that changes or removes files faster than they are sent, no capture is stored otherwise. The
-        copies stay until `drop_copies`.
+        Without copies, no capture would ever be stored of a program that changes or removes files faster than they
+        are sent. The copies stay until `drop_copies`.
         """
         nodes = [node for node in nodes if node not in self._copies]
         folder = self._local.parent / _ASIDE

@@ -49,13 +49,13 @@ class SizeLimit:
         links: Sequence[StoredLink],
         saved: str | None,
     ) -> tuple[tuple[StoredFile, ...], tuple[StoredFolder, ...], tuple[StoredLink, ...]]:
-        """Return what a snapshot has of this content. saved: a folder that stays whole."""
+        """Return the part of this content that a snapshot has within the limit. saved: a folder that stays whole."""
         if not self._most_bytes:
             return tuple(files), tuple(folders), tuple(links)
         if out := left_out(files, links, self._most_bytes, saved):
             if not out <= self._left_out:
                 log.info(
-                    "the checkpoint leaves out %s and %d more, to stay within %s=%d bytes",
+                    "the checkpoint leaves out old files (%s and %d more), to stay within %s=%d bytes",
                     *(min(out), len(out) - 1, contract.ENV_CHECKPOINTS_KEEP_BYTES, self._most_bytes),
                 )
             self._left_out |= out

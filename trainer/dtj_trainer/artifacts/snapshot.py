@@ -1,4 +1,4 @@
-"""The names of a snapshot: its number, its step, its keys in the bucket, and what is new in it. Pure functions."""
+"""The index of the snapshots in a bucket, and the names in a snapshot: number, step, keys, the newest files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.store import Store
 
 
-# The index of the snapshots in a bucket, read from their manifests.
+# CheckpointIndex lists the snapshots in a bucket by their manifests.
 
 log = logging.getLogger(__name__)
 
@@ -132,9 +132,9 @@ _NEW_NAMES = 3
 
 @dataclass(frozen=True)
 class Due:
-    """A capture to upload, and what its snapshot is called.
+    """A capture to upload, and the number and step of its snapshot.
 
-    `saved`: its newest folder of `checkpoints.save`. `alone`: that folder is all of it.
+    `saved`: the newest folder of `checkpoints.save` in the capture. `alone`: the capture has nothing else.
     """
 
     capture: Capture
@@ -146,7 +146,7 @@ class Due:
 
 
 def ref_of(manifest: Manifest, uri: str) -> contract.CheckpointRef:
-    """Return what a pod's report says of a snapshot."""
+    """Return a snapshot in the form of a pod's report."""
     found: contract.CheckpointRef = {"time": manifest.time, "uri": uri}
     if manifest.step is not None:
         found["step"] = manifest.step
@@ -230,7 +230,7 @@ def saves_to_keep(
 
 
 def new_names(nodes: Mapping[str, Node], before: Mapping[str, Node]) -> tuple[str, ...]:
-    """Return the newest of what is new: files, and folders that are new as a whole."""
+    """Return the names of the newest changed files; of a new folder, the folder's name in place of its files."""
     newest: dict[str, int] = {}
     for path, node in nodes.items():
         if node.kind != "directory" and not node.same(before.get(path)):
@@ -240,7 +240,7 @@ def new_names(nodes: Mapping[str, Node], before: Mapping[str, Node]) -> tuple[st
 
 
 def folders_and_links(nodes: Mapping[str, Node]) -> tuple[tuple[StoredFolder, ...], tuple[StoredLink, ...]]:
-    """Return what a manifest says of folders and links."""
+    """Return the folders and links of a capture in the form of a manifest."""
     folders = (node for node in nodes.values() if node.kind == "directory")
     links = (node for node in nodes.values() if node.kind == "link")
     return (

@@ -12,11 +12,8 @@ import logging
 import os
 import threading
 import time
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 from http import HTTPStatus
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
@@ -24,138 +21,19 @@ from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 from dtj_trainer import contract
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.arriving_file import ArrivingFile
+from dtj_trainer.artifacts.download import ByteCount, Version, download, fetch_whole, read_body
 from dtj_trainer.artifacts.multipart import Uploaded, Uploads
-from dtj_trainer.artifacts.s3 import BODY_TRIES, CONNECT_TIMEOUT_SECONDS, READ_TIMEOUT_SECONDS, read_options
+from dtj_trainer.artifacts.s3 import CONNECT_TIMEOUT_SECONDS, READ_TIMEOUT_SECONDS, read_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from datetime import datetime
-    from io import FileIO
 
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef
 
     from dtj_trainer.artifacts.multipart import Condition
     from dtj_trainer.artifacts.s3 import S3Location
-
-
-# `download` fetches a large object in parts, several at a time, and computes its SHA-256 meanwhile.
-
-PART_BYTES = 8 * 2**20
-CONNECTIONS = 10
-AHEAD = CONNECTIONS + 2
-"""Parts in flight or not hashed yet. One thread hashes: without a limit, hashing would lag behind the download."""
-_BLOCK_BYTES = 2**18
-
-
-class ByteCount:
-    """The number of bytes received so far. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.total = 0
-
-    def add(self, amount: int) -> None:
-        """Add to the count."""
-        with self._lock:
-            self.total += amount
-
-
-class Version(NamedTuple):
-    """One version of an object, identified by its ETag."""
-
-    bucket: str
-    key: str
-    etag: str
-    size: int
-
-
-def download(client: S3Client, version: Version, arriving: ArrivingFile, received: ByteCount) -> None:
-    """Fetch the bytes of this version of an object that have not arrived yet.
-
-    `received` counts the bytes as they arrive.
-
-    Raises botocore's errors (412 when the object has changed), and OSError for errors of the disk.
-    """
-    with ThreadPoolExecutor(CONNECTIONS) as pool:
-        starts = iter(range(arriving.at, version.size, PART_BYTES))
-        fetch = partial(_fetch_part, client, version, arriving.file, received)
-        parts = deque(pool.submit(fetch, start) for start in islice(starts, AHEAD))
-        try:
-            while parts:
-                arriving.hash_to(parts.popleft().result())
-                parts.extend(pool.submit(fetch, start) for start in islice(starts, 1))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def fetch_whole(client: S3Client, bucket: str, key: str, arriving: ArrivingFile, received: ByteCount) -> None:
-    """Fetch an object of at most PART_BYTES by one request; of a larger one only the beginning.
-
-    Raises as `download`.
-    """
-    content, _ = read_body(lambda: client.get_object(Bucket=bucket, Key=key), PART_BYTES)
-    received.add(len(content))
-    arriving.append(content)
-
-
-def read_body(get: Callable[[], GetObjectOutputTypeDef], most: int | None = None) -> tuple[bytes, str]:
-    """Make a request for a small object, again if the connection breaks meanwhile; return its content and ETag.
-
-    most: bytes from the beginning that are read at most. Raises as `download`.
-    """
-    broken = _broken()
-    for left in reversed(range(BODY_TRIES)):
-        answer = get()  # botocore itself repeats a request that gets no answer.
-        try:
-            with contextlib.closing(answer["Body"]) as body:
-                return body.read(most), answer["ETag"]
-        except broken:
-            if not left:
-                raise
-    raise AssertionError
-
-
-def _fetch_part(client: S3Client, version: Version, file: FileIO, received: ByteCount, start: int) -> int:
-    """Fetch one part; return the offset of its end."""
-    broken = _broken()
-    at, end = start, min(start + PART_BYTES, version.size)
-    for last in [False] * (BODY_TRIES - 1) + [True]:
-        answer = client.get_object(
-            Bucket=version.bucket, Key=version.key, IfMatch=version.etag, Range=f"bytes={at}-{end - 1}"
-        )
-        try:
-            with contextlib.closing(answer["Body"]) as body:
-                while block := body.read(min(_BLOCK_BYTES, end - at)):
-                    received.add(len(block))
-                    at = _write(file, block, at)
-            break
-        except broken:
-            if last:
-                raise
-    return end
-
-
-def _broken() -> tuple[type[Exception], ...]:
-    """Return the errors of a connection that breaks while a body is read, which botocore does not try again."""
-    from botocore import exceptions
-
-    return exceptions.ReadTimeoutError, exceptions.ResponseStreamingError, exceptions.IncompleteReadError
-
-
-def _write(file: FileIO, block: bytes, at: int) -> int:
-    """Write a block; return the offset of its end in the file."""
-    left = memoryview(block)
-    try:
-        while left:
-            written = os.pwrite(file.fileno(), left, at)
-            at, left = at + written, left[written:]
-    except OSError as error:
-        error.filename = file.name
-        raise
-    return at
 
 
 DELETE_BATCH = 1000
@@ -203,7 +81,7 @@ class Store:
         return self._given or s3.make_client(self._environment)
 
     def below(self, name: str) -> Store:
-        """Return the store of the prefix `name` below this one, with its client. It adds to the same counts."""
+        """Return the store of the prefix `name` below this one. Both have one client, and count bytes together."""
         return self.at(self.location / name)
 
     def at(self, location: s3.S3Location) -> Store:
@@ -414,7 +292,7 @@ class Store:
     def page(self, prefix: str, after: str, most: int) -> list[StoredObject]:
         """List the objects below `prefix` (a folder) whose keys follow the key `after`, in one request.
 
-        most: the largest number of objects, 1000 at most. A shorter list has the last of the objects.
+        most: the largest number of objects, 1000 at most. A shorter list is the last page.
         """
         with self._sentences(self.uri(prefix)):
             page = self._client.list_objects_v2(
@@ -497,7 +375,7 @@ def usable_name(name: str) -> bool:
     return not name.startswith(".") and not name.endswith((".tmp", ".part")) and os.sep not in name
 
 
-# The store that the environment of a pod names: the job's own prefix in the bucket.
+# own_store opens the job's own prefix in the bucket, which the environment of a pod names.
 
 
 def own_store(environment: Mapping[str, str]) -> Store:
@@ -505,7 +383,7 @@ def own_store(environment: Mapping[str, str]) -> Store:
     uri = environment.get(contract.ENV_ARTIFACTS_URI)
     if not uri:
         raise ValueError(
-            f"{contract.ENV_ARTIFACTS_URI} is not set: the job's own prefix, s3://bucket/prefix/…"
+            f"{contract.ENV_ARTIFACTS_URI} is not set: it must be the job's own prefix, s3://bucket/prefix/…"
         )
     try:
         return open_store(uri)
@@ -534,8 +412,8 @@ URLS = 4096
 class PresignedGets:
     """Gets ranges of objects with the endpoint, the credentials and the proxies of `client`. Threads may share it.
 
-    A faster way beside the client, never in place of it: where this way brings nothing, for whatever reason, the
-    caller asks the client, which retries, renews credentials, and explains errors.
+    This way is faster than the client, and does not replace the client: where `get` returns None, the caller makes
+    the request by the client, which retries, renews credentials, and explains errors.
     """
 
     def __init__(self, client: S3Client, clock: Callable[[], float] = time.monotonic) -> None:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.upload_rules import Begin
 
 
-# The settings of a pod's restore and uploads.
+# SyncSettings has the settings of a pod's restore and uploads.
 
 
 @dataclass(frozen=True)
@@ -102,17 +102,17 @@ class SyncSettings:
     tracked: bool = False
     """Whether this pod writes the job's run to a tracking server."""
     history: contract.History | None = None
-    """What this pod needs to know in order to write the job's history; None: it writes none."""
+    """The data with which this pod writes the job's history; None: this pod writes no history."""
     archives: tuple[tuple[str, Path], ...] = ()
     """The archives of `spec.code` that are in no bucket yet, each with its name in the bucket."""
     rounds: bool = False
-    """Whether the programs may begin again in this pod."""
+    """Whether a restart in place may start the programs again in this pod."""
     alone: bool = True
     """Whether no other pod has ranks."""
 
     @property
     def lineage(self) -> Lineage:
-        """The snapshots of the job that count."""
+        """The snapshots of the job that a restore may choose."""
         return Lineage(self.resume.rpartition("/")[2], self.resume_since) if self.resume_since else ALL
 
     @property
@@ -225,8 +225,8 @@ class PodSync:
         return self._restored
 
     def _near(self) -> Near:
-        """Return where checkpoint files may be near. From now on, the job's other pods may read files from this
-        pod.
+        """Return the places from which this pod gets checkpoint files faster than from the bucket. From now on, other
+        pods may read files from this pod.
         """
         hosts = self._settings.peers
         server = None if hosts is None or hosts.loopback else self._peer_server(hosts)
@@ -239,7 +239,7 @@ class PodSync:
         if self._server is None:
             try:
                 self._server = PeerServer(hosts)
-            except OSError as error:  # Another pod in the host's network may have the port.
+            except OSError as error:  # Another pod of the node with hostNetwork may use the port.
                 log.warning("can't exchange checkpoints with other pods on port %d: %s", hosts.port, error)
                 return None
             self._server.start()
@@ -360,7 +360,7 @@ class PodSync:
         """Name the newest complete snapshot, and its hash; None: there is none. Call it after `end_round`, in the pod
         of rank 0.
 
-        Raises NotPutBack where there is one that not all pods can have.
+        Raises NotPutBack where there are snapshots, but none that all pods can get.
         """
         rounds, source = self._rounds, self._captures
         assert rounds
@@ -368,7 +368,7 @@ class PodSync:
         return rounds.newest(source, self._died_ns if self._died else None)
 
     def begin_round(self, snapshot: tuple[int, int, str] | None) -> None:
-        """Make the checkpoints folder exactly this snapshot, and begin anew what belongs to a round.
+        """Make the checkpoints folder exactly this snapshot, and reset the uploads for a new round.
 
         snapshot: claim, number, and the hash of its manifest; None: nothing. Call it after `end_round`. Raises
         NotPutBack.

@@ -1,6 +1,6 @@
 """Which files of a workspace are uploaded, to which keys, and when; what follows for those that are refused.
 
-`file_upload` and `growing` act by these rules, and all uploads tell of refused files by RefusedFiles. Not here: the
+`file_upload` and `growing` act by these rules, and all uploads report refused files by RefusedFiles. Not here: the
 checkpoints folder, which has snapshots (`checkpoint_upload`).
 """
 
@@ -226,7 +226,7 @@ class RefusedFiles:
         """The first of the files with the reasons, and the number of the others; empty: none."""
 
     def add(self, path: Path, why: str) -> None:
-        """Note that a file was refused, and tell it in the log if that is new."""
+        """Note that a file was refused, and log the first refusal of each file."""
         told = path in self._files
         if not told and len(self._files) >= MOST_FILES:
             return

@@ -64,8 +64,8 @@ class BlockReader:
     def fetch(self, stretch: range) -> Mapping[int, memoryview]:
         """Fetch the blocks of a stretch by one request, for `read`, which compares them with the index.
 
-        No blocks, which leaves all to `read`: where there is one block, or the cache has some, or the shard is too
-        short. Raises DataNotFound or DataUnavailable.
+        Return nothing, so that `read` fetches each block, where the stretch is one block, or the cache has some of
+        its blocks, or the shard is too short. Raises DataNotFound or DataUnavailable.
         """
         places = [self._split.blocks[block] for block in stretch]
         if len(stretch) == 1 or any(map(self._is_cached, places)):
@@ -83,7 +83,7 @@ class BlockReader:
         }
 
     def read(self, block: int, fetched: memoryview | None = None) -> memoryview:
-        """Return a block's bytes, whose CRC-32 is the one of the index. `fetched`: what `fetch` brought of them.
+        """Return a block's bytes, compared with the CRC-32 in the index. `fetched`: the bytes that `fetch` returned.
 
         A block that differs is fetched a second time: the damage may have happened on the way. Raises DataCorrupt,
         DataNotFound or DataUnavailable.

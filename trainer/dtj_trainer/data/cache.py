@@ -74,7 +74,7 @@ class WrittenBytes:
             os.close(file)
 
     def reset(self) -> None:
-        """Begin to count anew."""
+        """Set the count back to 0."""
         with suppress(FileNotFoundError):
             os.truncate(self._path, 0)
 
@@ -84,7 +84,7 @@ DEFAULT_BYTES = 100 * 10**9
 _FILL = 0.9
 """The part of the limit that an eviction leaves. The rest is for what processes write until the next eviction."""
 _SHARE_BETWEEN_EVICTIONS = 1 / 64
-"""When the processes have written this part of the limit together, one of them looks at the folder again."""
+"""When the processes together have written this part of the limit, one process lists the folder and evicts files."""
 _PART_OF_DISK = 0.95
 """A cache uses at most this part of its file system, whatever its limit."""
 _WRITTEN_FILE = "written"

@@ -15,18 +15,18 @@ import numpy as np
 
 from dtj_trainer import contract
 from dtj_trainer.data.block_reader import BlockReader
+from dtj_trainer.data.dataset import LABELS_FILE
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, exit_on_data_error
 from dtj_trainer.data.folders import beside
 from dtj_trainer.data.formats import FORMATS
 from dtj_trainer.data.formats.images import PictureForm, pixels_of
 from dtj_trainer.data.mixing import sentence_of
-from dtj_trainer.data.origins import FolderOrigin, files_at, open_folder, open_whole
+from dtj_trainer.data.origins import FolderOrigin, files_at, open_dataset, open_folder
 from dtj_trainer.data.processes import in_processes
 from dtj_trainer.data.ranged import RangedReader, open_ranges
 from dtj_trainer.data.shard_work import OldShard, local_copy
 from dtj_trainer.data.shards import shards_without_index
 from dtj_trainer.data.stored_set import open_index
-from dtj_trainer.data.whole import LABELS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ class CheckedPart(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """`faults` name what can't be read. `examples` counts the others. `said`: of the set, in a sentence."""
+    """`faults` name what can't be read. `examples` counts the readable examples. `said`: a sentence about the set."""
 
     examples: int
     faults: list[str]
@@ -62,7 +62,7 @@ class IndexedShards:
 
     @property
     def pieces(self) -> list[CheckedPart]:
-        """One for each shard."""
+        """A part for each shard."""
         return [
             CheckedPart(name, number, number + 1)
             for name, split in self.index.splits.items()
@@ -125,7 +125,7 @@ class Folder:
 
     @property
     def pieces(self) -> list[CheckedPart]:
-        """Some pictures each."""
+        """Parts of at most _FILES_OF_A_PIECE pictures."""
         return [
             CheckedPart(split, first, min(first + _FILES_OF_A_PIECE, count))
             for split, count in self.origin.counts.items()
@@ -146,7 +146,7 @@ class Folder:
 
 
 def _check(content: bytes | memoryview, format_: Format, form: PictureForm, where: str) -> Checked:
-    """Decode the examples of a block. Behind a record that can't be read, the others of the block aren't found."""
+    """Decode the examples of a block, up to the first record that the format can't read."""
     good, faults = 0, list[str]()
     try:
         for number, example in enumerate(format_.examples(content, where=where)):
@@ -161,7 +161,7 @@ def _check(content: bytes | memoryview, format_: Format, form: PictureForm, wher
 
 
 def check(uri: str, form: PictureForm, processes: int) -> Iterator[Checked]:
-    """Yield what is found in each part of the set. Raises DataError where there is no set, or no answer."""
+    """Yield what is found in each part of the set. Raises DataError if there is no set, or no answer of the store."""
     index = open_index(uri)
     if index:
         indexed = IndexedShards(uri, index)
@@ -177,8 +177,8 @@ def check(uri: str, form: PictureForm, processes: int) -> Iterator[Checked]:
         yield from (found for _, found in in_processes(folder, folder.pieces, processes))
     else:
         try:
-            whole = open_whole(uri, ())
-            yield Checked(sum(whole.counts.values()), [], whole.passed.sentence())
+            dataset = open_dataset(uri, ())
+            yield Checked(sum(dataset.counts.values()), [], dataset.passed.sentence())
         except DataCorrupt as error:
             yield Checked(0, [str(error)])
 

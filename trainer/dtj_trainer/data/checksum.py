@@ -6,7 +6,7 @@ import zlib
 
 try:
     from isal import isal_zlib
-except ModuleNotFoundError:  # A user's own image may lack the package isal.
+except ModuleNotFoundError:  # A user's own container image may lack the package isal.
     isal_zlib = None  # type: ignore[assignment]
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _MERGED = "cijklmopsuvwxyz"
-"""EMNIST's letters whose small and large forms are one class in its merged sets, named by the large one."""
+"""The letters whose lower-case and upper-case forms are one class in EMNIST's merged sets, named in upper case."""
 _MERGED_CLASSES = digits + ascii_uppercase + "".join(x for x in ascii_lowercase if x not in _MERGED)
 EMNIST = {
     "balanced": _MERGED_CLASSES,

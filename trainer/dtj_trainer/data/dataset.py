@@ -39,7 +39,7 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Whole:
+class Dataset:
     """A set in memory: its splits `train`, `test` and maybe `validation`. A label is a place in `classes`."""
 
     splits: dict[str, Arrays]
@@ -47,28 +47,28 @@ class Whole:
     passed: PassedOver = field(default_factory=PassedOver)
 
 
-def read_whole(files: Files, form: PictureForm, classes: Sequence[str] = ()) -> Whole:
+def read_dataset(files: Files, form: PictureForm, classes: Sequence[str] = ()) -> Dataset:
     """Read a set of any layout. `classes`: those to take, in the order of their labels; empty for all.
 
     Raises DataNotFound where there is no known set or class, DataCorrupt, or DataTooLarge.
     """
     layout = layout_of(files.names)
     if layout:
-        whole = _chosen(_read_layout(files, layout), classes)
+        dataset = _chosen(_read_layout(files, layout), classes)
         passed = beside(files.names, layout.files(files.names) or [])
     elif (folders := folders_of(files.names)).splits:
         folders.check(classes)
         return replace(_complete(_read_folder(files, folders, form, classes)), passed=folders.passed)
     elif any(shards := shards_of(files.names)):
-        whole = _chosen(_read_shards(files, *shards, form), classes)
+        dataset = _chosen(_read_shards(files, *shards, form), classes)
         read = [name for names in shards[1].values() for name in names]
         passed = beside(files.names, [*read, LABELS_FILE, INDEX_NAME])
     elif found := hint(files.names):
         raise DataNotFound(found)
     else:
         fixed_files(files.names)
-    formed = {name: _formed(name, split, form) for name, split in whole.splits.items()}
-    return replace(_complete(Whole(formed, whole.classes)), passed=passed)
+    formed = {name: _formed(name, split, form) for name, split in dataset.splits.items()}
+    return replace(_complete(Dataset(formed, dataset.classes)), passed=passed)
 
 
 def known(files: Files) -> bool:
@@ -80,9 +80,9 @@ def known(files: Files) -> bool:
     return False
 
 
-def _complete(whole: Whole) -> Whole:
+def _complete(dataset: Dataset) -> Dataset:
     """Check that the splits fit together. A set without `test` is tested with its `validation`, as ImageNet is."""
-    splits = {name: split for name, split in whole.splits.items() if len(split[1])}
+    splits = {name: split for name, split in dataset.splits.items() if len(split[1])}
     if "test" not in splits and "validation" in splits:
         splits["test"] = splits.pop("validation")
     for name in ("train", "test"):
@@ -91,22 +91,22 @@ def _complete(whole: Whole) -> Whole:
     shapes = {name: pixels.shape[1:] for name, (pixels, _) in splits.items()}
     if len(set(shapes.values())) > 1:
         raise DataCorrupt(f"the pictures of {' and '.join(shapes)} differ in size: {shapes}")
-    return Whole(splits, whole.classes)
+    return Dataset(splits, dataset.classes)
 
 
-def _chosen(whole: Whole, classes: Sequence[str]) -> Whole:
+def _chosen(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     if not classes:
-        return whole
-    new = np.full(len(whole.classes), -1)
-    places = [label_of_class(name, whole.classes) for name in classes]
+        return dataset
+    new = np.full(len(dataset.classes), -1)
+    places = [label_of_class(name, dataset.classes) for name in classes]
     if len({*places}) < len(places):
         raise DataNotFound(f"has fewer classes than {', '.join(classes)}: two of these are the same class")
     new[places] = range(len(places))
     splits = {}
-    for split, (pixels, labels) in whole.splits.items():
+    for split, (pixels, labels) in dataset.splits.items():
         kept = np.flatnonzero(new[labels] >= 0)
         splits[split] = pixels[kept], new[labels[kept]]
-    return Whole(splits, tuple(whole.classes[place] for place in places))
+    return Dataset(splits, tuple(dataset.classes[place] for place in places))
 
 
 def label_of_class(name: str, classes: Sequence[str]) -> int:
@@ -137,7 +137,7 @@ def _numbers(splits: dict[str, Arrays]) -> tuple[str, ...]:
     return tuple(map(str, range(max(int(labels.max(initial=0)) for _, labels in splits.values()) + 1)))
 
 
-def _read_layout(files: Files, layout: Layout) -> Whole:
+def _read_layout(files: Files, layout: Layout) -> Dataset:
     names = layout.files(files.names) or []
     named = layout.class_names if layout.class_names in files.names else None
     wanted = names[1:] if named else names
@@ -145,19 +145,19 @@ def _read_layout(files: Files, layout: Layout) -> Whole:
     if layout.emnist:
         splits = {"train": _read_emnist(files, layout.emnist, *train)}
         splits["test"] = _read_emnist(files, layout.emnist, *test)
-        return Whole(splits, tuple(EMNIST[layout.emnist]))
+        return Dataset(splits, tuple(EMNIST[layout.emnist]))
     if layout.name == "idx":
         splits = {"train": _read_idx(files, *train), "test": _read_idx(files, *test)}
         numbers = _numbers(splits)
         published = [class_names(labels) for _, labels in splits.values()]
-        return Whole(splits, next((each for each in published if len(each) == len(numbers)), numbers))
+        return Dataset(splits, next((each for each in published if len(each) == len(numbers)), numbers))
     cifar = CIFAR100 if layout.name.startswith("cifar100") else CIFAR10
     python = layout.name.endswith("python")
     splits = {
         split: _joined([_read_cifar(files.read(name), cifar, python, name) for name in part])
         for split, part in (("train", train), ("test", test))
     }
-    return Whole(splits, _cifar_names(files, named, cifar, python))
+    return Dataset(splits, _cifar_names(files, named, cifar, python))
 
 
 def _read_idx(files: Files, pixels_name: str, labels_name: str) -> Arrays:
@@ -170,7 +170,9 @@ def _read_idx(files: Files, pixels_name: str, labels_name: str) -> Arrays:
     if labels.shape != (len(pixels),):
         raise DataCorrupt(f"{labels_name} has {labels.size} labels for {len(pixels)} pictures")
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= _MAX_IDX_LABEL:
-        raise DataCorrupt(f"{labels_name} holds no labels: whole numbers from 0 to {_MAX_IDX_LABEL - 1}")
+        raise DataCorrupt(
+            f"{labels_name} holds values that are no labels: a label is a whole number from 0 to {_MAX_IDX_LABEL - 1}"
+        )
     return pixels[:, None], labels.astype("int64")
 
 
@@ -214,7 +216,7 @@ def _joined(parts: list[Arrays]) -> Arrays:
 
 @contextmanager
 def _threads(files: Files) -> Iterator[ThreadPoolExecutor]:
-    """Provide threads for decoding, and for requests. At an error, what has not begun is dropped."""
+    """Provide threads for decoding, and for requests. At an error, calls that have not begun are cancelled."""
     pool = ThreadPoolExecutor(_REMOTE_THREADS if files.remote else len(os.sched_getaffinity(0)))
     try:
         yield pool
@@ -222,7 +224,7 @@ def _threads(files: Files) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _read_folder(files: Files, folders: Folders, form: PictureForm, wanted: Sequence[str]) -> Whole:
+def _read_folder(files: Files, folders: Folders, form: PictureForm, wanted: Sequence[str]) -> Dataset:
     folder = folders.splits
     there = sorted({name for _, name in folder.get("train", [])})
     classes = tuple(there[label_of_class(name, there)] for name in wanted) or tuple(there)
@@ -243,13 +245,13 @@ def _read_folder(files: Files, folders: Folders, form: PictureForm, wanted: Sequ
             for path, pixels in zip(paths, pool.map(decode, paths), strict=True):
                 stack.add(pixels, where=path)
             splits[split] = stack.pixels, np.array([label for _, label in taken], np.int64)
-    return Whole(splits, classes)
+    return Dataset(splits, classes)
 
 
-def _read_shards(files: Files, kind: str, shards: dict[str, list[str]], form: PictureForm) -> Whole:
+def _read_shards(files: Files, kind: str, shards: dict[str, list[str]], form: PictureForm) -> Dataset:
     if "" in shards:
         raise DataNotFound(
-            f"has {shards[''][0]}, whose path says no split: a shard's path has the word train, test or validation"
+            f"has {shards[''][0]}, whose path names no split: a shard's path has the word train, test or validation"
         )
     splits = {}
     with _threads(files) as pool:
@@ -259,13 +261,15 @@ def _read_shards(files: Files, kind: str, shards: dict[str, list[str]], form: Pi
                 parts.append(_read_shard(files.read(name), kind, name, form, pool))
                 check_memory(sum(pixels.nbytes for pixels, _ in parts), split)
             if len({pixels.shape[1:] for pixels, _ in parts}) > 1:
-                raise DataCorrupt(f"the pictures of {split} differ in size: they need an image size")
+                raise DataCorrupt(
+                    f"the pictures of {split} differ in size, and need an image size (--image-size)"
+                )
             splits[split] = _joined(parts)
     numbers = _numbers(splits)
     named = of_lines(files.read(LABELS_FILE)) if LABELS_FILE in files.names else numbers
     if len(named) < len(numbers):
         raise DataCorrupt(f"{LABELS_FILE} has {len(named)} names, and there is the label {len(numbers) - 1}")
-    return Whole(splits, named)
+    return Dataset(splits, named)
 
 
 def _read_shard(content: bytes, kind: str, name: str, form: PictureForm, pool: ThreadPoolExecutor) -> Arrays:

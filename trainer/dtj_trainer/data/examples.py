@@ -23,7 +23,7 @@ class Examples(Protocol):
 
     @property
     def blocks(self) -> np.ndarray:
-        """See above."""
+        """The number of examples of each block."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -31,7 +31,7 @@ class Examples(Protocol):
 
     @property
     def stock(self) -> Stock | None:
-        """What the order of a set follows from that is sorted by class; None for other sets."""
+        """The labels and sizes of the blocks of a set that is sorted by class, for its order; None for other sets."""
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -39,7 +39,7 @@ class Examples(Protocol):
     def read(self, ids: np.ndarray) -> Pictures:
         """Return the pictures and labels with these numbers, in this order. Several threads may read at once.
 
-        An example that can't be read, where those are to be skipped, has the label -1 and any pixels.
+        With `skip_corrupt`, an example that can't be read has the label -1 and any pixels.
         Raises DataCorrupt, DataNotFound or DataUnavailable.
         """
 
@@ -47,7 +47,10 @@ class Examples(Protocol):
         """Return how well steps of `ranks` batches mix the classes; None where nobody has counted the labels."""
 
     def widen(self, times: float) -> None:
-        """Hold so many times the blocks, for the rest of an epoch that more ranks began. See Sharding.begun."""
+        """Raise the memory for blocks to so many times its size, for the rest of an epoch that more ranks began.
+
+        See Sharding.begun.
+        """
 
     def expect(self, ids: Iterator[np.ndarray]) -> None:
         """Announce the batches that `read` will be asked for, in order: the beginning of an epoch, or its rest.

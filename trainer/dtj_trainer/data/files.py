@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from dtj_trainer.artifacts.download import ByteCount
 from dtj_trainer.artifacts.s3 import DamagedObject
-from dtj_trainer.artifacts.store import ByteCount
 from dtj_trainer.data.errors import DataCorrupt, DataTooLarge
 from dtj_trainer.data.layouts import layout_of
 from dtj_trainer.data.staging import asked, compare
@@ -123,7 +123,8 @@ def _check_count(uri: str, count: int) -> None:
 def _check_size(name: str, size: int) -> None:
     if size > MAX_FILE_BYTES:
         raise DataTooLarge(
-            f"{name} has {size} bytes, and {MAX_FILE_BYTES} are read whole: write shards by `dtj data stage`"
+            f"{name} has {size} bytes; the limit of a file that is read whole is {MAX_FILE_BYTES}: write the set as "
+            "shards by `dtj data stage`"
         )
 
 

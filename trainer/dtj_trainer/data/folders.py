@@ -30,7 +30,7 @@ class PassedOver:
         self.counts[place, _ending(name)] += 1
 
     def sentence(self) -> str:
-        """Say what was passed over; an empty text for nothing."""
+        """Return a sentence with the kinds of files that were passed over; an empty text where there are none."""
         if not self.counts:
             return ""
         kinds = [f"{count:,} {ending} {place}" for (place, ending), count in self.counts.most_common(_SHOWN)]
@@ -93,7 +93,7 @@ def folders_of(names: Collection[str]) -> Folders:
 
 
 def hint(names: Collection[str]) -> str:
-    """Say what lacks where there are pictures, but none in a folder of a split and a class; else an empty text."""
+    """Return why no picture is in a folder of a split and a class; an empty text for a set without pictures."""
     pictures = [name.split("/") for name in sorted(names) if name.lower().endswith(PICTURE_FILES)]
     for parts in pictures:
         below = next((at for at in range(1, len(parts) - 2) if parts[at].lower() in SPLITS), 0)

@@ -177,13 +177,15 @@ def _split(read: object, path: str, classes: int) -> SplitIndex:
         for at, shard in enumerate(_list(fields["shards"], f"{path}.shards", 1, 10_000_000))
     )
     if len({shard.key for shard in shards}) != len(shards):
-        raise _Fault(f"{path}.shards", [shard.key for shard in shards], "shards with a key each of its own")
+        raise _Fault(
+            f"{path}.shards", [shard.key for shard in shards], "a list of shards with different keys"
+        )
     blocks = []
     shard, end = 0, 0
     for at, item in enumerate(_list(fields["blocks"], f"{path}.blocks", 1, 100_000_000)):
         block = _block(item, f"{path}.blocks[{at}]", shards)
         if block.shard < shard or (block.shard == shard and block.offset < end):
-            raise _Fault(f"{path}.blocks[{at}]", item, "behind the block before it")
+            raise _Fault(f"{path}.blocks[{at}]", item, "a block behind the end of the block before it")
         shard, end = block.shard, block.offset + block.length
         blocks.append(block)
     labels = fields.get("labels")

@@ -16,8 +16,8 @@ import numpy as np
 MAX_BYTES = 128 << 20
 """Limit of the counts of a split, unpacked. The index of a larger split has none."""
 SORTED_SHARE = 0.03
-"""A set counts as sorted when neighbouring examples have the same class more often than by chance, by this share of
-all pairs."""
+"""A set counts as sorted when the share of pairs of neighbouring examples with one class exceeds the share by chance
+by more than this."""
 NEIGHBOURS = 4
 """The number of neighbouring blocks that the order of a shuffled set keeps together: `order.RUN`."""
 
@@ -45,7 +45,7 @@ class LabelCounts:
         return np.asarray(self.labels[order][starts])
 
     def of_examples(self) -> np.ndarray:
-        """Return a label for each example: its block has so many examples of it, in an unknown order."""
+        """Return a label for each example. The labels of each block are right, and in an unknown order."""
         return np.repeat(self.labels, self.counts)
 
     def is_sorted(self) -> bool:
@@ -86,18 +86,26 @@ def from_text(text: str, examples: np.ndarray, classes: int) -> LabelCounts:
         unpacker = zlib.decompressobj()
         content = unpacker.decompress(base64.b64decode(text, validate=True), most + 1)
     except (ValueError, zlib.error) as error:
-        raise ValueError(f"is no text of counts: {error}") from error
-    if len(content) > most or len(content) % 4 or not unpacker.eof:
-        raise ValueError("is cut off, or has more counts than examples")
+        raise ValueError(f"is not zlib data in base64: {error}") from error
+    if len(content) > most:
+        raise ValueError("has more counts than the blocks have examples")
+    if len(content) % 4 or not unpacker.eof:
+        raise ValueError("is cut off")
     columns = np.frombuffer(content, np.uint8).reshape(4, -1).T.copy().view("<u4").ravel().astype(np.int64)
     distinct, rest = columns[: len(examples)], columns[len(examples) :]
     if len(rest) != 2 * distinct.sum():
-        raise ValueError("has other numbers of labels than its blocks say")
+        raise ValueError(
+            f"has {len(rest)} labels and counts, where its first column asks for {2 * distinct.sum()}"
+        )
     counts = LabelCounts(distinct, *np.split(rest, 2))
     ascending = (np.diff(counts.labels) > 0) | (np.diff(counts.blocks) > 0)
     sums = np.bincount(counts.blocks, weights=counts.counts, minlength=len(examples))
-    if not np.array_equal(sums, examples) or not ascending.all() or not (counts.counts > 0).all():
-        raise ValueError("does not have each example once")
+    if not np.array_equal(sums, examples):
+        raise ValueError("counts other numbers of examples than the blocks have")
+    if not ascending.all():
+        raise ValueError("has labels of a block that do not ascend")
+    if not (counts.counts > 0).all():
+        raise ValueError("counts 0 examples of a label")
     if counts.labels.max(initial=0) >= classes:
         raise ValueError(f"has the label {counts.labels.max()}, and there are {classes} classes")
     return counts

@@ -27,7 +27,7 @@ PICTURE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm
 
 @dataclass(frozen=True)
 class Layout:
-    """A data set of files with fixed names. `class_names`: the file with the names of the classes, which may lack.
+    """A data set of files with fixed names. `class_names`: the file with the names of the classes, if there is one.
 
     `emnist`: which of EMNIST's sets this is.
     """

@@ -28,7 +28,7 @@ _BATCH, _RANKS = 64, 4
 
 
 def sentence_of(index: DataIndex) -> str:
-    """Say what mixing a set allows, of steps of _RANKS batches of _BATCH."""
+    """Return a sentence on how well the order of a set mixes its classes, with _RANKS ranks of _BATCH examples."""
     found = mixing_of(index.splits["train"])
     if found is None:
         return (
@@ -51,7 +51,7 @@ def is_sorted(split: SplitIndex) -> bool:
 
 
 class Mixed(NamedTuple):
-    """Of an order: the mean bits and the mean number of classes of a step, and of a rank's batch."""
+    """Of an order: the mean entropy in bits and the mean number of classes of a step, and of a rank's batch."""
 
     step_bits: float
     step_classes: float
@@ -75,12 +75,12 @@ class Mixing(NamedTuple):
         return min((found / true if true else 1.0 for found, true in pairs), default=1.0)
 
     def sentence(self) -> str:
-        """Say the classes of a step and of a rank's batch."""
+        """Return a sentence with the numbers of classes in a step and in a rank's batch."""
         order, shuffle = self.order, self.shuffle
         return (
-            f"a step has {order.step_classes:.0f} classes, and a true shuffle's {shuffle.step_classes:.0f}; a rank's "
-            f"batch has {order.batch_classes:.0f}, and a true shuffle's {shuffle.batch_classes:.0f} "
-            f"({self.share:.0%} of the entropy)"
+            f"a step has {order.step_classes:.0f} classes (in a true shuffle {shuffle.step_classes:.0f}), and a "
+            f"rank's batch has {order.batch_classes:.0f} (in a true shuffle {shuffle.batch_classes:.0f}), with "
+            f"{self.share:.0%} of a true shuffle's entropy"
         )
 
 

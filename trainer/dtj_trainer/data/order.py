@@ -44,7 +44,7 @@ class Order:
         runs = np.random.default_rng([seed, epoch, 0, 1]).permutation(-(-len(blocks) // run))
         permuted = (runs[:, None] * run + np.arange(run)).ravel()
         self._permuted = permuted[permuted < len(blocks)]
-        # The set's last run may be shorter, wherever it is in the order.
+        # The set's last run may be shorter than the others, and may be at any place in the order.
         run_ends = np.cumsum(np.minimum(run, len(blocks) - runs * run))
         self._borders = np.concatenate(([0], run_ends[window // run - 1 : -1 : window // run], run_ends[-1:]))
         ends = np.cumsum(blocks[self._permuted])

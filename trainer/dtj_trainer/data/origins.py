@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from dtj_trainer.data.dataset import Dataset, read_dataset
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, about
 from dtj_trainer.data.files import Files, FolderFiles, StoreFiles
 from dtj_trainer.data.folders import PassedOver, folders_of
@@ -19,7 +20,6 @@ from dtj_trainer.data.order import WINDOW
 from dtj_trainer.data.ranged import open_ranges
 from dtj_trainer.data.sources import local_folder, s3_source
 from dtj_trainer.data.stored_set import StoredSet
-from dtj_trainer.data.whole import Whole, read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ _THREADS = 8
 _BATCH = 64
 """How many examples of shards are read at once."""
 Found = tuple[str, "Example | DataCorrupt"]
-"""Where an example is from, and the example, or why it can't be read."""
+"""The place of an example, for messages, and the example, or the error of its reading."""
 
 
 class Origin(Protocol):
@@ -95,7 +95,7 @@ def _read_file(files: Files, path: str) -> bytes | DataCorrupt:
 
 
 @dataclass(frozen=True)
-class WholeOrigin:
+class DatasetOrigin:
     """A set in one of the layouts that are read whole into memory."""
 
     uri: str
@@ -112,7 +112,7 @@ class WholeOrigin:
 
     def read(self, split: str, ids: np.ndarray) -> Iterator[Found]:
         """See Origin."""
-        pixels, labels = whole_at(self.uri, self.chosen).splits[split]
+        pixels, labels = dataset_at(self.uri, self.chosen).splits[split]
         for id_ in ids:
             yield f"{self.uri}, example {id_} of {split}", Example(pixels[id_], int(labels[id_]))
 
@@ -141,7 +141,7 @@ class ShardsOrigin:
         return len(self.index.mean)
 
     def order(self, split: str, seed: int) -> np.ndarray:
-        """See Origin. It is not fast to read: `stage` scatters the examples first."""
+        """See Origin. This order is slow to read: `stage` first writes the examples in another order."""
         return np.random.default_rng(seed).permutation(self.counts[split])
 
     def read(self, split: str, ids: np.ndarray) -> Iterator[Found]:
@@ -154,7 +154,7 @@ class ShardsOrigin:
             yield from ((examples.where(int(id_)), one) for id_, one in zip(batch, found, strict=True))
 
     def __hash__(self) -> int:
-        """Hash by the URI: a process opens one set."""
+        """Hash by the URI alone, which is enough because a process opens one set."""
         return hash(self.uri)
 
 
@@ -172,10 +172,10 @@ def files_at(uri: str) -> Files:
 
 
 @functools.cache
-def whole_at(uri: str, classes: tuple[str, ...]) -> Whole:
+def dataset_at(uri: str, classes: tuple[str, ...]) -> Dataset:
     """Return the set at a URI, read once a process. Raises DataError."""
     with about(uri):
-        return read_whole(files_at(uri), PictureForm(), classes)
+        return read_dataset(files_at(uri), PictureForm(), classes)
 
 
 def open_folder(uri: str, classes: Sequence[str]) -> FolderOrigin | None:
@@ -200,7 +200,7 @@ def open_folder(uri: str, classes: Sequence[str]) -> FolderOrigin | None:
     labels = {name: label for label, name in enumerate(names)}
     unknown = {name for pictures in splits.values() for _, name in pictures} - set(there)
     if unknown:
-        raise DataCorrupt(f"{uri}: no pictures for training are of the class {min(unknown)!r}")
+        raise DataCorrupt(f"{uri}: the class {min(unknown)!r} has pictures, but none for training")
     pictures = {
         split: tuple((path, labels[name]) for path, name in found if name in labels)
         for split, found in splits.items()
@@ -208,12 +208,12 @@ def open_folder(uri: str, classes: Sequence[str]) -> FolderOrigin | None:
     return FolderOrigin(uri, names, pictures, passed=folders.passed)
 
 
-def open_whole(uri: str, classes: Sequence[str]) -> WholeOrigin:
+def open_dataset(uri: str, classes: Sequence[str]) -> DatasetOrigin:
     """Return the origin of a set that is read whole. `classes`: as for `open_folder`. Raises DataError."""
-    whole = whole_at(uri, tuple(classes))
-    counts = {split: len(labels) for split, (_, labels) in whole.splits.items()}
-    channels = whole.splits["train"][0].shape[1]
-    return WholeOrigin(uri, whole.classes, counts, channels, tuple(classes), whole.passed)
+    dataset = dataset_at(uri, tuple(classes))
+    counts = {split: len(labels) for split, (_, labels) in dataset.splits.items()}
+    channels = dataset.splits["train"][0].shape[1]
+    return DatasetOrigin(uri, dataset.classes, counts, channels, tuple(classes), dataset.passed)
 
 
 def fingerprint(origin: Origin, uri: str) -> str:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dtj_trainer import contract
+from dtj_trainer.data.dataset import Dataset, known, read_dataset
 from dtj_trainer.data.errors import DataNotFound, about
 from dtj_trainer.data.files import FolderFiles, StoreFiles
 from dtj_trainer.data.formats.images import PictureForm
 from dtj_trainer.data.layouts import fixed_files
 from dtj_trainer.data.sources import local_folder, s3_source
 from dtj_trainer.data.staging import stage, this_attempt, workspace_of
-from dtj_trainer.data.whole import Whole, known, read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 _RECORD = "set.json"
 
 
-def read_once(uri: str, form: PictureForm, classes: Sequence[str]) -> Whole:
-    """Read the set at an `s3://` URI as `whole.read_whole` does, or take what another process of the pod has read.
+def read_once(uri: str, form: PictureForm, classes: Sequence[str]) -> Dataset:
+    """Read the set at an `s3://` URI as `read_dataset` does, or take what another process of the pod has read.
 
     Within an attempt, the first process asks the store; the others read what the first wrote.
     Raises DataUnavailable as well.
@@ -56,17 +56,17 @@ def read_once(uri: str, form: PictureForm, classes: Sequence[str]) -> Whole:
         files = _files(uri)
         version = files.fingerprint()
         if record.get("version") != version:
-            whole = read_whole(files, form, classes)
+            dataset = read_dataset(files, form, classes)
             try:
-                record = _keep(kept, whole, version)
+                record = _keep(kept, dataset, version)
             except OSError as error:
                 log.warning("each process of this pod keeps its own copy of %s: %s", uri, error)
-                return whole
+                return dataset
         _write_record(kept, {**record, "attempt": this_attempt()})
         return _load(kept, record)
 
 
-def read_again(uri: str, form: PictureForm, classes: Sequence[str]) -> Whole | None:
+def read_again(uri: str, form: PictureForm, classes: Sequence[str]) -> Dataset | None:
     """Return what `read_once` has read on this pod in this attempt, without a request; else None."""
     kept = _kept_in(workspace_of(uri), _name(form, classes))
     record = _read_record(kept)
@@ -105,20 +105,20 @@ def _locked(kept: Path) -> Iterator[Path]:
         yield kept
 
 
-def _keep(kept: Path, whole: Whole, version: str) -> dict[str, object]:
+def _keep(kept: Path, dataset: Dataset, version: str) -> dict[str, object]:
     """Write the arrays, and last the record, which makes the arrays valid."""
     (kept / _RECORD).unlink(missing_ok=True)
     try:
-        for split, arrays in whole.splits.items():
+        for split, arrays in dataset.splits.items():
             for kind, values in zip(("pixels", "labels"), arrays, strict=True):
                 np.save(kept / f"{split}-{kind}.npy", values)
     except OSError:
         shutil.rmtree(kept, ignore_errors=True)
         raise
-    return {"version": version, "classes": whole.classes, "splits": list(whole.splits)}
+    return {"version": version, "classes": dataset.classes, "splits": list(dataset.splits)}
 
 
-def _load(kept: Path, record: dict[str, object]) -> Whole:
+def _load(kept: Path, record: dict[str, object]) -> Dataset:
     splits, classes = record["splits"], record["classes"]
     assert isinstance(splits, list)
     assert isinstance(classes, list | tuple)
@@ -126,7 +126,7 @@ def _load(kept: Path, record: dict[str, object]) -> Whole:
     def array(split: str, kind: str) -> np.ndarray:
         return np.asarray(np.load(kept / f"{split}-{kind}.npy", mmap_mode="r", allow_pickle=False))
 
-    return Whole(
+    return Dataset(
         {split: (array(split, "pixels"), array(split, "labels")) for split in splits}, tuple(classes)
     )
 
@@ -218,7 +218,7 @@ class PictureSet:
         channels = self.shape[0]
         if any(each and len(each) != channels for each in (self.mean, self.deviation)):
             raise ValueError(
-                f"the set has pictures of {channels} channels, and statistics of {len(self.mean)} and "
+                f"the pictures have {channels} channels, and the set's mean has {len(self.mean)} and its deviation "
                 f"{len(self.deviation)}"
             )
 
@@ -260,25 +260,25 @@ def load_pictures(
     folder = local_folder(uri)
     try:
         with about(uri):
-            whole = read_again(uri, form, classes) if folder is None else None
-            if whole is None and (stored := open_stored_set(uri, cache=cache, skip_corrupt=skip_corrupt)):
+            dataset = read_again(uri, form, classes) if folder is None else None
+            if dataset is None and (stored := open_stored_set(uri, cache=cache, skip_corrupt=skip_corrupt)):
                 return _stored(stored, form, classes)
             if skip_corrupt:
                 raise DataNotFound(
                     f"{uri} has no index: --skip-corrupt leaves out examples of shards with an index alone; "
                     f"`dtj data stage {uri} DST --skip-corrupt` writes such shards"
                 )
-            if whole is None:
-                whole = (
-                    read_whole(FolderFiles(folder), form, classes)
+            if dataset is None:
+                dataset = (
+                    read_dataset(FolderFiles(folder), form, classes)
                     if folder
                     else read_once(uri, form, classes)
                 )
-                if passed := whole.passed.sentence():
+                if passed := dataset.passed.sentence():
                     log.warning("%s: %s", uri, passed)
     except OSError as error:
         raise DataNotFound(f"{uri}: {error}") from error
-    return _set(whole)
+    return _set(dataset)
 
 
 def _stored(stored: StoredSet, form: PictureForm, classes: Sequence[str]) -> PictureSet:
@@ -314,8 +314,8 @@ def for_channels(
     return mean[:1] * channels, deviation[:1] * channels
 
 
-def _set(whole: Whole) -> PictureSet:
-    splits = {name: Pictures(*arrays) for name, arrays in whole.splits.items()}
+def _set(dataset: Dataset) -> PictureSet:
+    splits = {name: Pictures(*arrays) for name, arrays in dataset.splits.items()}
     return PictureSet(
-        splits["train"], splits["test"], len(whole.classes), whole.classes, splits.get("validation")
+        splits["train"], splits["test"], len(dataset.classes), dataset.classes, splits.get("validation")
     )

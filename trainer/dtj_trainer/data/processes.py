@@ -29,7 +29,8 @@ _work: list[Any] = []
 def in_processes(work: PieceWork[P, R], pieces: Sequence[P], processes: int) -> Iterator[tuple[P, R]]:
     """Yield pieces with their results, in the order in which they are finished.
 
-    An error of a piece is raised here, and ends what has not begun yet. One piece, or one process, needs no other.
+    An error of a piece is raised here, and cancels the pieces that have not begun yet. With one piece, or one
+    process, the calling process does the work.
     """
     if min(processes, len(pieces)) <= 1:
         yield from ((piece, work.do(piece)) for piece in pieces)

@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from dtj_trainer.artifacts.download import ByteCount
 from dtj_trainer.artifacts.s3 import (
     DATA_TIMEOUT_SECONDS,
     NoSuchKey,
@@ -25,7 +26,7 @@ from dtj_trainer.artifacts.s3 import (
     retry_transient,
     sentences,
 )
-from dtj_trainer.artifacts.store import ByteCount, PresignedGets
+from dtj_trainer.artifacts.store import PresignedGets
 from dtj_trainer.data.daemon_pool import DaemonPool
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable
 from dtj_trainer.data.sources import local_folder, s3_location
@@ -40,12 +41,12 @@ log = logging.getLogger(__name__)
 CONNECTIONS = 8
 """Requests at the same time, without the second requests of hedging."""
 SLOW_SHARE = 0.95
-"""A request is slow when it takes SLOW_FACTOR times as long as this share of the last SAMPLES requests."""
+"""A request is slow when it takes SLOW_FACTOR times this quantile of the durations of the last SAMPLES requests."""
 SLOW_FACTOR = 2.0
 LEAST_SLOW_SECONDS = 0.05
 SAMPLES = 128
 ENOUGH_SAMPLES = 16
-"""Fewer finished requests than these say nothing about slowness: nothing is hedged yet."""
+"""Requests are hedged only after so many have finished: fewer durations do not show which requests are slow."""
 
 
 def log_wait(error: S3Error, delay: float) -> None:

@@ -143,7 +143,7 @@ def write_tar(path: Path, pictures: Iterable[tuple[str, bytes, int]], first: int
 
 
 def stored_file(example: Example) -> tuple[str, bytes]:
-    """Return ending and content of a picture as a file, which is not decoded. Pixels become a PNG."""
+    """Return ending and content of a picture as a file. A picture file is not decoded, and pixels become a PNG."""
     if isinstance(example.picture, np.ndarray):
         return "png", _encoded(example.picture, None)
     content = bytes(example.picture)

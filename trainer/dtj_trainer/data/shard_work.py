@@ -52,7 +52,7 @@ class NewShard:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Consecutive examples of a split, from the example `first` on, and the shard to be of each."""
+    """Consecutive examples of a split, from the example `first` on, and the number of each one's later shard."""
 
     key: str
     split: str
@@ -62,7 +62,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class OldShard:
-    """A shard that exists."""
+    """A shard of the source."""
 
     key: str
     split: str
@@ -71,7 +71,7 @@ class OldShard:
 
 @dataclass(frozen=True)
 class ShardWork:
-    """What is common to all shards of a run.
+    """The options that all shards of a run share.
 
     `record`: the prefix of the names under which the target keeps what is finished; None keeps nothing. `decode`:
     decode each picture; otherwise pictures stay as they are, and their pixels are not summed up.
@@ -238,7 +238,7 @@ def local_copy(uri: str, key: str, folder: Path) -> tuple[Path, str | None]:
     return path, etag
 
 
-# The first of two passes that write shards in a random order: it brings together what comes into one shard.
+# The first of two passes that write shards in a random order groups the examples by their later shard.
 #
 # A set of shards can't be read in a random order: each example would cost a request. The first pass reads the shards
 # as they lie, in pieces of the size of a shard, and writes each piece with the examples of one shard to be next to
@@ -265,7 +265,7 @@ def scatter_pieces(wanted: Sequence[NewShard], counts: Mapping[str, int]) -> Ite
 def origin_of_scattered(
     uri: str, source: DataIndex, scattered: Mapping[str, Sequence[ShardRecord]]
 ) -> ShardsOrigin:
-    """Return the pieces as an origin, whose blocks are each of one piece and for one shard."""
+    """Return the pieces as an origin. Each of its blocks has the examples of one piece for one later shard."""
     splits = {
         split: SplitIndex(
             tuple(record.shard for record in records),

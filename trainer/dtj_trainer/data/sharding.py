@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 class Share:
     """The work of one rank in one step.
 
-    `indices` are the rank's examples, of which the first `count` count (all, or none of one). `total` is the number
-    of examples of the step over all ranks; `position` is the number of the epoch's examples done after the step.
+    `indices` are the rank's examples. `count` is their number, or 0 where the only one has weight 0. `total` is the
+    number of examples of the step over all ranks; `position` is the number of the epoch's examples done after the
+    step.
     """
 
     indices: np.ndarray
@@ -75,7 +76,7 @@ class Sharding:
 
     @property
     def name(self) -> str:
-        """What the order follows from, in short: a position belongs to orders of one name only."""
+        """A hash of all that determines the order. A position is valid only in orders with the same name."""
         of_blocks = f"{self._window} {RUN}" if len(self._blocks) > 1 else "1"
         if self._stock:
             of_blocks = f"spread {hashlib.sha256(self._stock.labels.tobytes()).hexdigest()}"
@@ -94,7 +95,7 @@ class Sharding:
         return Order(self._blocks, seed=self.seed, epoch=epoch, window=self._window)
 
     def order_ranks(self, epoch: int) -> int:
-        """Return the number of ranks that began an epoch, which the order of a sorted set follows from."""
+        """Return the number of ranks that began an epoch, on which the order of a sorted set depends."""
         return self._begun.get(epoch, self._ranks)
 
     def begun(self, epoch: int, ranks: int) -> None:

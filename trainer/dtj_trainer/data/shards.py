@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def shards_without_index(files: Files) -> list[OldShard]:
     """Return the shards among the files; none where the files are something else.
 
-    Raises DataNotFound for a shard whose path says no split.
+    Raises DataNotFound for a shard whose path names no split.
     """
     layout = layout_of(files.names)
     if layout and layout.name in FORMATS:
@@ -25,6 +25,6 @@ def shards_without_index(files: Files) -> list[OldShard]:
     kind, shards = shards_of(files.names)
     if "" in shards:
         raise DataNotFound(
-            f"{shards[''][0]} says no split: a shard's path has the word train, test or validation"
+            f"the path {shards[''][0]} names no split: a shard's path has the word train, test or validation"
         )
     return [OldShard(key, split, kind) for split, keys in shards.items() for key in keys]

@@ -73,7 +73,7 @@ class S3Source:
             "Key": where.prefix,
             "IfMatch": file.etag,
         }
-        if start:  # Ask for a range only to resume: botocore verifies the checksum of a whole object alone.
+        if start:  # Ask for a range only to resume: botocore verifies the checksums of whole objects only.
             request["Range"] = f"bytes={start}-"
         with sentences(where.uri):
             answer = self._client.get_object(**request)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 RUN = 2
 """Neighbouring blocks that stay together. With longer runs, fewer classes would fit into the same memory."""
 LANES = 16
-"""Lanes of a rank. With many lanes, another number of ranks that continues the epoch reads few blocks twice."""
+"""Lanes of each rank. More lanes mean fewer blocks that are read twice if another number of ranks continues the
+epoch."""
 _OPEN_BYTES = 208 << 20
 """The most bytes of open runs on a rank: `stored_examples.MEMORY_BYTES` without the runs that are read ahead."""
 _HALF = 8
@@ -35,7 +36,7 @@ _GOLDEN = 0.6180339887498949
 
 
 class Stock(NamedTuple):
-    """What the order of a sorted set follows from: of each block, its most frequent label and its bytes."""
+    """What determines the order of a sorted set: of each block, its most frequent label and its bytes."""
 
     labels: np.ndarray
     sizes: np.ndarray
@@ -147,7 +148,7 @@ class SpreadOrder(Order):
         run_of = np.repeat(np.arange(len(runs)), sizes)
         ids = np.repeat(self._starts[runs * RUN] - (ends - sizes), sizes) + np.arange(sizes.sum())
         chance = np.random.default_rng([self._seed, self._epoch, group, 3])
-        # A run's examples come in a random order, at even distances that chance moves by up to one distance.
+        # Spread the examples of a run at even distances in a random order. Move each at random by up to one distance.
         shuffled = np.lexsort((chance.random(len(ids)), run_of))
         nth = np.arange(len(ids)) - np.repeat(ends - sizes, sizes)
         opens, closes = self._opens(group), min(group + self._half + 1, self._count)

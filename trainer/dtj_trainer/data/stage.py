@@ -29,8 +29,8 @@ from dtj_trainer.data.origins import (
     ShardsOrigin,
     files_at,
     fingerprint,
+    open_dataset,
     open_folder,
-    open_whole,
 )
 from dtj_trainer.data.processes import in_processes
 from dtj_trainer.data.shard_files import PixelSums, ShardRecord, picture_file
@@ -52,12 +52,12 @@ ORDER = "permutation"
 finished."""
 _CLASS_NAMES = ("labels.txt", "batches.meta.txt", "fine_label_names.txt")
 _SAMPLES, _SPOTS = 64, 8
-"""The mean size of so many examples, taken at so many places, tells how many examples make a shard."""
+"""The mean size of _SAMPLES examples, taken at _SPOTS places, determines how many examples make a shard."""
 
 
 @dataclass(frozen=True)
 class StageOptions:
-    """What the command line says. `shard_bytes`: the size of a shard, about."""
+    """The options of the command line. `shard_bytes`: the approximate size of a shard."""
 
     source: str
     target: str
@@ -112,12 +112,12 @@ def _origin(options: StageOptions) -> Origin:
     if index is None and shards_of(files_at(options.source).names)[1]:
         index = _described(options, decode=False, target=None)
     if index is None:
-        origin = open_folder(options.source, options.classes) or open_whole(options.source, options.classes)
+        origin = open_folder(options.source, options.classes) or open_dataset(options.source, options.classes)
         _tell_passed(origin.passed)
         return origin
     if options.classes:
         raise DataNotFound(
-            f"{options.source} holds shards: --classes chooses among folders, idx and CIFAR files"
+            f"{options.source} holds shards: --classes is for pictures in folders, idx files and CIFAR files only"
         )
     return ShardsOrigin(options.source, index)
 
@@ -157,7 +157,7 @@ def _new_shards(options: StageOptions, origin: Origin, form: PictureForm) -> Ite
             some = (spots + np.arange(_SAMPLES // _SPOTS)).ravel() % len(order)
         sample = origin.read(split, some)
         sizes = [_size(where, example, form) for where, example in sample]
-        # 2048 bytes: two headers of tar and the padding of an example.
+        # Add 2048 bytes for the two tar headers and the padding of an example.
         each = max(1, int(options.shard_bytes / (sum(sizes) / len(sizes) + 2048)))
         for number, first in enumerate(range(0, len(order), each)):
             yield NewShard(f"{split}/{number:06d}.tar", split, order[first : first + each], first)
@@ -263,7 +263,7 @@ def _class_names(uri: str, labels: int) -> tuple[str, ...]:
 
 
 def _digest(options: StageOptions, source: str) -> str:
-    """Identify a run: the records of another set, or of other options, are of no use."""
+    """Return an identifier of a run: a run does not use the records of another set, or of other options."""
     form = f"{ORDER} {options.form} {options.classes} {options.shard_bytes} {options.seed} {options.skip_corrupt}"
     return hashlib.sha256(f"{options.source} {form} {source}".encode()).hexdigest()[:12]
 

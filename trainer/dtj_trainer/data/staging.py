@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.download import ByteCount
 from dtj_trainer.artifacts.s3 import DATA_TIMEOUT_SECONDS, DamagedObject, S3Error, retry_transient
-from dtj_trainer.artifacts.store import ByteCount
 from dtj_trainer.data.errors import DataCorrupt, DataError, DataNotFound, DataUnavailable
 from dtj_trainer.data.sources import DataSource, RemoteFile, local_folder, s3_location, s3_source
 
@@ -185,8 +185,10 @@ def compare(source: DataSource, file: RemoteFile, size: int, md5: str) -> None:
     # The ETag of a file uploaded in one piece is its MD5. The ETag of a multipart upload contains a `-`. The ETag of
     # an encrypted file may look like an MD5 without being one: ask the store, but only if the digests differ.
     differs = re.fullmatch(r"[0-9a-f]{32}", etag) is not None and md5 != etag
-    if size != file.size or (differs and source.keeps_md5(file)):
-        raise DataCorrupt(f"{file.name} arrived with content that differs from the store's checksum")
+    if size != file.size:
+        raise DataCorrupt(f"{file.name} arrived with {size} bytes, and has {file.size} in the store")
+    if differs and source.keeps_md5(file):
+        raise DataCorrupt(f"{file.name} arrived with the MD5 {md5}, and has the MD5 {etag} in the store")
 
 
 def workspace_of(uri: str) -> Path:

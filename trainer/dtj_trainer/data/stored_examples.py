@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from dtj_trainer.artifacts.store import ByteCount
+from dtj_trainer.artifacts.download import ByteCount
 from dtj_trainer.data import spread
 from dtj_trainer.data.block_reader import BlockReader, stretches
 from dtj_trainer.data.daemon_pool import DaemonPool
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BATCHES_AHEAD = 1024
-"""The most batches to look ahead, for sets that fit into memory."""
+"""The most batches to look ahead. A set that fits into memory reaches this limit before the limit of bytes."""
 
 
 class BlocksAhead(Generic[T]):
@@ -97,7 +97,7 @@ class BlocksAhead(Generic[T]):
                 self._look_ahead()
 
     def allow(self, memory: int) -> None:
-        """Let the blocks have at least so many bytes."""
+        """Raise the limit of the blocks in memory to so many bytes, unless the limit is higher already."""
         with self._lock:
             self._memory = max(self._memory, memory)
 
@@ -235,7 +235,7 @@ class StoredExamples:
         return mixing_of(self._split, batch, ranks)
 
     def widen(self, times: float) -> None:
-        """Hold so many times the blocks: ranks that have left the job held the others of this epoch."""
+        """See Examples. The ranks that have left the job held a part of this epoch's blocks."""
         self._ahead.allow(int(min(times, MOST_TIMES) * MEMORY_BYTES))
 
     def expect(self, ids: Iterator[np.ndarray]) -> None:
@@ -309,7 +309,7 @@ class StoredExamples:
 
     def _decode_one(self, id_: int, example: Example | DataCorrupt) -> tuple[np.ndarray, int] | None:
         """Return pixels and label; None for an example that is skipped."""
-        # Only with `skip_corrupt` an error gets here, and the log has it already.
+        # `_load_block` returns an error only with `skip_corrupt`, and has logged the error.
         if isinstance(example, DataCorrupt):
             self.skipped.add(1)
             return None
@@ -332,7 +332,7 @@ class StoredExamples:
         if shape != self._shape:
             raise DataCorrupt(
                 f"{where}: channels, height and width are {_by(shape)}, those of other pictures "
-                f"{_by(self._shape)}: pictures of different sizes need an image size"
+                f"{_by(self._shape)}: pictures of different sizes need an image size (--image-size)"
             )
 
 

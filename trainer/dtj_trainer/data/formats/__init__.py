@@ -1,6 +1,7 @@
 """The formats of pictures with labels that dtj reads.
 
-`FORMATS` are those of shards, which are read block by block. `data.whole` reads the others, and small sets of these.
+`FORMATS` are those of shards, which are read block by block. `data.dataset` reads the others, and small sets of
+these.
 """
 
 from __future__ import annotations

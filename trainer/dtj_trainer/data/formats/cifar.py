@@ -91,13 +91,13 @@ _OPCODES = re.compile(
     "APPENDS?|EMPTY_DICT|SETITEMS?|EMPTY_TUPLE|TUPLE[123]?|(LONG_)?BIN(PUT|GET)|MEMOIZE|(STACK_)?GLOBAL|REDUCE|BUILD"
 )
 _MAX_MEMO = 1 << 22
-"""Limit of the numbers of remembered objects: Python's reader makes a table of that length."""
+"""Limit of the indexes in pickle's memo: Python's reader makes a table up to the highest index."""
 _MOST_CHARACTERS = 300
 """The most characters of pickle's own message, which may repeat the whole file."""
 
 
 class _Array:
-    """Stands for numpy.ndarray while the pickle is read: no code of numpy sees what the pickle says."""
+    """Stands for numpy.ndarray while the pickle is read: no code of numpy runs on the content of the pickle."""
 
     def __init__(self, *arguments: object) -> None:
         del arguments  # `__setstate__` gets the shape with the content.
@@ -119,7 +119,7 @@ class _Type:
 
 
 class _Latin1:
-    """Stands for codecs.encode: Python 3 pickles bytes for Python 2 as text and this call."""
+    """Stands for codecs.encode: Python 3 pickles bytes by the protocols of Python 2 as text and this call."""
 
     def __new__(cls, text: str, encoding: object) -> bytes:  # type: ignore[misc]
         del encoding
@@ -147,7 +147,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_pickle(content: bytes, *, where: str) -> dict[str, Any]:
-    """Read a pickled dictionary of arrays, text, numbers and lists. Arrays are read with `rows_of`.
+    """Read a pickled dictionary of arrays, text, numbers and lists. `_rows` makes the arrays.
 
     Raises DataCorrupt, which names `where`, for anything else.
     """
@@ -162,7 +162,9 @@ def read_pickle(content: bytes, *, where: str) -> dict[str, Any]:
                     f"it has the opcode {opcode.name}, which arrays and text don't need"
                 )
             if opcode.name == "LONG_BINPUT" and not 0 <= (argument or 0) < _MAX_MEMO:
-                raise pickle.UnpicklingError(f"it gives an object the number {argument}, which is too large")
+                raise pickle.UnpicklingError(
+                    f"its memo has the index {argument}; the limit is {_MAX_MEMO - 1}"
+                )
         found = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # A damaged pickle can raise nearly any exception.
         raise DataCorrupt(
@@ -212,7 +214,7 @@ def read_names(content: bytes, key: str, *, where: str) -> tuple[str, ...]:
 
 
 def _rows(found: object, where: str) -> np.ndarray:
-    """Make an array from an _Array's state: version, shape, type, whether the order is Fortran's, bytes."""
+    """Make an array from an _Array's state: version, shape, type, whether columns come first in memory, bytes."""
     match getattr(found, "state", None):
         case (_, (int(rows), int(columns)), _Type(code=b"u1" | "u1"), False | 0, bytes(content)) if (
             columns == PIXELS and rows * columns == len(content)

@@ -40,7 +40,7 @@ class Format(Protocol):
         """The name in the index."""
 
     def blocks(self, shard: BinaryIO, size: int, *, where: str) -> Iterator[Cut]:
-        """Cut a shard of `size` bytes into blocks of at least `index.BLOCK_BYTES`, save the last.
+        """Cut a shard of `size` bytes into blocks of at least `index.BLOCK_BYTES`, except the last block.
 
         `shard` must be seekable. Raises DataCorrupt, which names `where` and the number of the example in the shard.
         """

@@ -66,11 +66,15 @@ def _read(file: BinaryIO | gzip.GzipFile, where: str) -> np.ndarray:
         raise DataCorrupt(f"{where} is cut off within its header")
     shape = struct.unpack(f">{dimensions}I", sizes)
     header, expected = 4 + 4 * dimensions, math.prod(shape) * dtype.itemsize
-    if dimensions > _MAX_DIMENSIONS or 0 in shape or expected > MAX_BYTES:
-        raise DataCorrupt(
-            f"{where} has the shape {'x'.join(map(str, shape))[:60]}: dtj reads 1 to {_MAX_DIMENSIONS} dimensions "
-            f"and at most {MAX_BYTES} bytes"
-        )
+    limit = ""
+    if dimensions > _MAX_DIMENSIONS:
+        limit = f"at most {_MAX_DIMENSIONS} dimensions"
+    elif 0 in shape:
+        limit = "no empty arrays"
+    elif expected > MAX_BYTES:
+        limit = f"at most {MAX_BYTES} bytes of values"
+    if limit:
+        raise DataCorrupt(f"{where} has the shape {'x'.join(map(str, shape))[:60]}: dtj reads {limit}")
     values = file.read(expected)
     if len(values) < expected or file.read(1):
         found = f"has {header + len(values)}" if len(values) < expected else "has more"

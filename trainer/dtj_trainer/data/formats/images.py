@@ -10,7 +10,7 @@ from PIL import Image, UnidentifiedImageError
 
 try:
     import simplejpeg
-except ModuleNotFoundError:  # A user's own image may have Pillow alone.
+except ModuleNotFoundError:  # A user's own container image may have Pillow alone.
     simplejpeg = None
 
 from dtj_trainer.data.errors import DataCorrupt, DataTooLarge
@@ -82,7 +82,7 @@ def pixels_of(picture: bytes | memoryview | np.ndarray, form: PictureForm, *, wh
 
 
 def _turn(content: bytes | memoryview) -> Image.Transpose | None:
-    """Return how a picture file wants to be turned. Its EXIF data may be damaged, and then says nothing."""
+    """Return how to turn a picture file by its EXIF orientation; None without one, or where EXIF data is damaged."""
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as opened:
             if opened.format == "TIFF":  # Pillow turns a TIFF by itself.
@@ -110,7 +110,7 @@ class Stack:
         if pixels.shape != self._pixels.shape[1:]:
             raise DataCorrupt(
                 f"{where} is {_shown(pixels.shape)}, and {self._first} is {_shown(self._pixels.shape[1:])}: "
-                "pictures of different sizes need an image size"
+                "pictures of different sizes need an image size (--image-size)"
             )
         self._pixels[self._filled] = pixels
         self._filled += 1
@@ -139,7 +139,7 @@ def _decode_jpeg(content: bytes | memoryview, form: PictureForm) -> Image.Image 
         small = height * width <= MAX_PIXELS and (not form.size or min(height, width) < 4 * form.size)
         if small and colours in ("YCbCr", "Gray"):
             return Image.fromarray(simplejpeg.decode_jpeg(content, "RGB"))
-    except ValueError:  # Let Pillow decode it and fail: Pillow's messages are clearer.
+    except ValueError:  # Let Pillow decode the picture and fail: Pillow's messages are clearer.
         pass
     return None
 

@@ -133,7 +133,10 @@ def _members(
             raise DataCorrupt(f"{where} is cut off: byte {offset} begins a file of {amount} bytes")
         if extended:
             if amount > _MAX_PAX_BYTES:
-                raise DataCorrupt(f"{where}, byte {offset}: a name of {amount} bytes")
+                what = "pax header" if kind == b"x" else "name"
+                raise DataCorrupt(
+                    f"{where}, byte {offset}: a {what} of {amount} bytes; the limit is {_MAX_PAX_BYTES}"
+                )
             if kind == b"L":
                 name = read(content, amount).rstrip(b"\0").decode("utf-8", "replace")
             elif kind == b"x":
@@ -172,9 +175,9 @@ def _header(header: bytes, where: str) -> tuple[bytes, str, int]:
         raise DataCorrupt(f"{where}: no header of a tar archive")
     size = _number(header[124:136])
     if size is None:
-        raise DataCorrupt(f"{where}: a header without a size")
+        raise DataCorrupt(f"{where}: the header has no valid size of the file")
     name = header[:100].split(b"\0", 1)[0]
-    # Only POSIX archives have the beginning of the name there: GNU's archives have times.
+    # Bytes 345 to 500 have the beginning of the name in POSIX archives only: GNU's archives have times there.
     if header[257:263] == b"ustar\0" and header[345]:
         name = header[345:500].split(b"\0", 1)[0] + b"/" + name
     return header[156:157], name.decode("utf-8", "replace"), size
@@ -203,7 +206,7 @@ def _pax(records: bytes, name: str, size: int, where: str) -> tuple[str, int]:
             name = value.decode("utf-8", "replace")
         elif match[2] == b"size":
             if not value.isdigit() or len(value) > 20:
-                raise DataCorrupt(f"{where}: a pax header with the size {value[:20]!r}")
+                raise DataCorrupt(f"{where}: the pax header has the size {value[:20]!r}, which is no number")
             size = int(value)
         elif match[2].startswith(b"GNU.sparse"):
             raise DataCorrupt(f"{where}: a sparse file, which dtj does not read")
