@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Set what kopf watches, and its timeouts. dtj relies on no default that matters."""
+    """Set what kopf watches, and kopf's timeouts, so that no change of kopf's defaults affects the operator."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.watching.chunk_size = JOBS_PAGE
@@ -104,8 +104,8 @@ class IdentityResponse(aiohttp.ClientResponse):
         return self
 
     async def json(self, **options: Any) -> Any:
-        """Return the body, with a list's items as identities. Raises ClientPayloadError for a success without such a
-        body.
+        """Return the body, with each item of a list reduced to its identity. Raises ClientPayloadError if the answer
+        to a successful request is no JSON object.
         """
         if self.status >= 400:
             return await super().json(**options)
@@ -117,7 +117,7 @@ class IdentityResponse(aiohttp.ClientResponse):
             begin = body.begin.decode(errors="replace")
             _log.warning("GET %s: the answer is not a JSON object: %r", self.url.path, begin)
             await asyncio.sleep(_NO_JSON_SECONDS)
-            raise aiohttp.ClientPayloadError("not a JSON object") from None
+            raise aiohttp.ClientPayloadError("the answer is not a JSON object") from None
         is_list = body.has_items or "items" in body.fields
         return {**body.fields, "items": items} if is_list else body.fields
 
@@ -141,7 +141,7 @@ class _Events:
                     event["object"] = _identity(event.get("object"))
                 yield json.dumps(event).encode() + b"\n"
         except ValueError as error:
-            _log.warning("GET %s: a line of the watch is not a JSON object: %s", self._path, error)
+            _log.warning("GET %s: a line of the watch is not an event in JSON: %s", self._path, error)
             await asyncio.sleep(_NO_JSON_SECONDS)  # Pause here, because kopf starts the next watch at once.
 
 
@@ -159,7 +159,7 @@ async def _lines(content: aiohttp.StreamReader, size: int) -> AsyncIterator[byte
 def _identity(manifest: Any) -> dict[str, Any]:
     """Return name, namespace, uid and version. Raises ValueError."""
     if not isinstance(manifest, Mapping) or not isinstance(metadata := manifest.get("metadata"), dict):
-        raise ValueError("not an object")
+        raise ValueError("it has no Kubernetes object with metadata")
     return {"metadata": {name: metadata[name] for name in _IDENTITY if name in metadata}}
 
 
@@ -167,5 +167,5 @@ async def _object(text: bytes) -> dict[str, Any]:
     """Decode a JSON object. Raises ValueError."""
     read = await decoded_event(text, _identity)
     if not isinstance(read, dict):
-        raise ValueError("not an object")
+        raise ValueError(f"it is a {type(read).__name__}, not an object")
     return read

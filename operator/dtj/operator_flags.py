@@ -142,7 +142,8 @@ def read_flags(words: Sequence[str] | None = None) -> Options:
         parser.error("--leader-elect outside a cluster needs --lease-namespace")
     if flags.job_network_policies and not flags.lease_namespace:
         parser.error(
-            "--job-network-policies outside a cluster needs --lease-namespace: policies admit the operator from there"
+            "--job-network-policies outside a cluster needs --lease-namespace: the policies admit the pods of the "
+            "operator in this namespace"
         )
     try:
         given = vars(flags)
@@ -159,7 +160,7 @@ def _user(word: str) -> int | None:
         return None
     user = int(word) if word.isascii() and word.isdigit() else 0
     if not 1 <= user < 2**31:
-        raise argparse.ArgumentTypeError(f"a uid from 1 on, or none, got {word}")
+        raise argparse.ArgumentTypeError(f"must be a uid of at least 1, or none, got {word}")
     return user
 
 
@@ -170,9 +171,12 @@ def _node_folder(word: str) -> str:
 
 
 def _positive(word: str) -> float:
-    value = float(word)
+    try:
+        value = float(word)
+    except ValueError:
+        value = 0.0
     if not value > 0:
-        raise argparse.ArgumentTypeError(f"more than 0, got {word}")
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {word}")
     return value
 
 
@@ -180,9 +184,12 @@ def _webhook(flags: argparse.Namespace) -> Webhook | None:
     if flags.webhook_port is None:
         return None
     if not 1 <= flags.webhook_port <= 65535:
-        raise ValueError(f"--webhook-port: 1 to 65535, got {flags.webhook_port}")
+        raise ValueError(f"--webhook-port: must be from 1 to 65535, got {flags.webhook_port}")
     if not 1 <= flags.webhook_cert_validity <= _LONGEST_VALIDITY:
-        raise ValueError(f"--webhook-cert-validity: 1 s to ten years, got {flags.webhook_cert_validity:g}")
+        raise ValueError(
+            f"--webhook-cert-validity: must be from 1 s to ten years ({_LONGEST_VALIDITY:.0f} s), "
+            f"got {flags.webhook_cert_validity:g}"
+        )
     if not flags.webhook_cert_dir and not flags.webhook_namespace:
         raise ValueError("--webhook-port outside a cluster needs --webhook-namespace or --webhook-cert-dir")
     return Webhook(

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _CRD_SECONDS = 3.0
 _SWITCH_SECONDS = 0.0005
 _COLLECT_AFTER = 20_000
-# The number of the option in glibc's malloc.h.
+# The number of mallopt's option M_MMAP_THRESHOLD in glibc's malloc.h.
 _M_MMAP_THRESHOLD = -3
 _SHOWN_FIELDS = 5
 # A leader whose event loop has been blocked for longer reconciles no jobs. It must lose the Lease to another process.
@@ -116,7 +116,7 @@ async def _elector(
     def candidate(leases: Leases) -> Elector:
         return Elector(leases, place, identity, options.timing, boot_clock, clock.now, moves)
 
-    # The clock also follows the API server's date from these requests, while no job changes.
+    # Pass the clock: the answers to the election's requests set it to the API server's time, even if no job changes.
     elector = LeaseThread(partial(connect, clock=clock), candidate)
     stack.push_async_callback(elector.close)
     await elector.start()
@@ -151,7 +151,7 @@ async def _what_lacks(cluster: KubernetesApi) -> str | None:
         if error.status:
             raise
         return f"the API server does not answer: {error.message}"
-    return f"the cluster does not know {API_VERSION} yet: kubectl apply -k manifests/crd"
+    return f"the cluster does not serve {API_VERSION} yet: install the CRD (kubectl apply -k manifests/crd)"
 
 
 async def _warn_of_old_crd() -> None:
@@ -160,7 +160,7 @@ async def _warn_of_old_crd() -> None:
     try:
         published = await cluster.schema(API_VERSION, KIND)
     except ApiError as error:
-        _log.info("the schema of the CRD is unknown: %s", error.message)
+        _log.info("the version of the CRD is not checked, since its schema can't be read: %s", error.message)
         return
     finally:
         await cluster.close()

@@ -73,7 +73,7 @@ def why_unfit(pair: Pair, host: str, now: datetime) -> str | None:
     """Return why a client that trusts the pair's CAs rejects the certificate; None if the client accepts it."""
     certificates, authorities = read_certificates(pair.certificate), read_certificates(pair.authorities)
     if not certificates or not authorities:
-        return "the certificate or the CA certificate is missing or unreadable"
+        return f"the {'CA ' if certificates else ''}certificate is missing or unreadable"
     certificate = certificates[0]
     try:
         if load_pem_private_key(pair.key, None).public_key() != certificate.public_key():
@@ -82,8 +82,10 @@ def why_unfit(pair: Pair, host: str, now: datetime) -> str | None:
             return f"the certificate is not for {host}"
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension):
         return "the certificate or its key is missing or unreadable"
-    if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
-        return "the certificate has expired, or is not valid yet"
+    if now < certificate.not_valid_before_utc:
+        return "the certificate is not valid yet"
+    if now >= certificate.not_valid_after_utc:
+        return "the certificate has expired"
     if not any(_signed(certificate, ca) and ca.not_valid_after_utc > now for ca in authorities):
         return "no unexpired CA in the Secret has signed the certificate"
     return None

@@ -72,16 +72,16 @@ class WebhookConnection(asyncio.Protocol):
             self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Hand on that the client sends no more."""
+        """Pass the end of the client's data on to the HTTP server."""
         return self._inner.eof_received() if self._inner is not None else None
 
     def pause_writing(self) -> None:
-        """Hand on that the client does not read."""
+        """Make the HTTP server pause: the client reads more slowly than the server writes."""
         if self._inner is not None:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Hand on that the client reads again."""
+        """Let the HTTP server write again: the client has read the buffered data."""
         if self._inner is not None:
             self._inner.resume_writing()
 
@@ -93,7 +93,7 @@ class WebhookConnection(asyncio.Protocol):
         self.lost.set()
 
     def arrived(self) -> None:
-        """Note that the whole request is there."""
+        """Note that the whole request has arrived: the client may now wait for the answer."""
         if self.deadline is not None:
             self.deadline.reschedule(asyncio.get_running_loop().time() + _ANSWER_SECONDS)
 
@@ -129,7 +129,7 @@ class Connections:
 
     @asynccontextmanager
     async def accepted(self, host: str | None, port: int) -> AsyncIterator[int]:
-        """Accept connections until the block ends. Yields the port. Arguments: as for `Server.served`."""
+        """Accept connections until the block ends. Yields the port. Arguments: as for `WebhookServer.served`."""
         with _listener(host, port) as listener:
             accepting = asyncio.create_task(self._accept(listener))
             try:
@@ -151,7 +151,7 @@ class Connections:
             try:
                 client, peer = await loop.sock_accept(listener)
             except OSError as error:  # The client has closed the connection, or too many files are open.
-                _log.warning("the webhook accepts no connection: %s", error)
+                _log.warning("the webhook could not accept a connection: %s", error)
                 await asyncio.sleep(_CLOSE_SECONDS)
                 continue
             self._count += 1
@@ -227,7 +227,7 @@ def _listener(host: str | None, port: int) -> Iterator[socket.socket]:
 
 
 class Turns:
-    """Lets one review run at a time. Addresses take turns, so that many requests of one delay no other."""
+    """Lets one review run at a time. Addresses take turns, so that requests of one client do not delay the others."""
 
     def __init__(self) -> None:
         self._taken = False

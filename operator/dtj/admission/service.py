@@ -46,7 +46,7 @@ class Serving:
         )
 
     def use(self, pair: Pair) -> None:
-        """Serve a certificate from the next handshake on. On Unusable, the previous certificate stays."""
+        """Serve a certificate from the next handshake on. On UnusableCertificate, the previous certificate stays."""
         if pair == self._pair:
             return
         _load(_context(), pair)
@@ -100,7 +100,7 @@ class Keeper(Protocol):
     """Ensures that the server serves a certificate that its clients trust."""
 
     async def look(self) -> None:
-        """Check the certificate once; the caller repeats the check. Raises ApiError and Unusable."""
+        """Check the certificate once; the caller repeats the check. Raises ApiError and UnusableCertificate."""
 
 
 class FolderKeeper:
@@ -111,7 +111,7 @@ class FolderKeeper:
         self._serving = serving
 
     async def look(self) -> None:
-        """Serve the current certificate in the folder. Raises Unusable."""
+        """Serve the current certificate in the folder. Raises UnusableCertificate."""
         try:
             certificate = (self._folder / _CERTIFICATE).read_bytes()
             key = (self._folder / _KEY).read_bytes()
@@ -192,7 +192,7 @@ class SecretKeeper:
                     raise
                 continue
             _log.info(
-                "the webhook has a new certificate: %s",
+                "the operator issued a new certificate for the webhook, because %s",
                 unfit or "half of the old certificate's validity has passed",
             )
             return new
@@ -287,7 +287,7 @@ async def _keeper(
     """Return the keeper of the certificate, and the seconds between two checks."""
     if webhook.folder is not None:
         return FolderKeeper(webhook.folder, serving), _CHECK_SECONDS
-    # Use a connection of its own: that of the leader refuses to write while another process leads.
+    # Open a connection for the webhook alone: the leader's connection refuses writes while another process leads.
     objects = await connect(clock=clock)
     stack.push_async_callback(objects.close)
     keeper = SecretKeeper(objects, webhook.namespace, webhook.name, webhook.validity, serving, clock.now)
@@ -302,9 +302,9 @@ async def _keep(keeper: Keeper, pause: float) -> None:
         except (ApiError, UnusableCertificate) as error:
             if str(error) != last_warning:
                 last_warning = str(error)
-                _log.warning("the webhook's certificate: %s", last_warning)
+                _log.warning("the webhook's certificate can't be checked or renewed: %s", last_warning)
         except Exception:  # noqa: BLE001 - jobs run without a webhook
-            _log.exception("the webhook's certificate")
+            _log.exception("an unexpected error kept the webhook's certificate from being checked or renewed")
         else:
             last_warning = ""
         await asyncio.sleep(pause)

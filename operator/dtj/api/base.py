@@ -26,7 +26,7 @@ OBJECT_NAME = pattern(
 
 
 class _SnakeCase:
-    """The signature that `help` shows for a model: the Python names of its fields. Pydantic shows the YAML names."""
+    """The signature that `help` shows for a model: the Python names of its fields, not pydantic's, the YAML names."""
 
     def __get__(self, _: object, model: type[ApiModel]) -> Signature:
         return Signature(
@@ -45,7 +45,7 @@ class _SnakeCase:
 
 
 class ApiModel(BaseModel):
-    """camelCase outside, snake_case inside; a field's docstring becomes its text in `kubectl explain`."""
+    """Fields have camelCase names in YAML, snake_case names in Python. `kubectl explain` shows their docstrings."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -62,7 +62,7 @@ class ApiModel(BaseModel):
         except ValidationError as error:
             raise Unusable(f"{type(self).__name__}: {_message(error)}") from None
 
-    # Pydantic reads this attribute. With it, pydantic validates a nested model without a call of `__init__`.
+    # With this attribute, pydantic validates a nested model without a call of `__init__`.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
@@ -111,7 +111,7 @@ Quantity = Annotated[
 
 
 def model_of(annotation: Any) -> type[ApiModel] | None:
-    """The model in a field's type, also where it is optional or the entry of a list."""
+    """Return the model in the type of a field: M of `M`, `M | None` and `list[M]`; None for any other type."""
     if isinstance(annotation, type) and issubclass(annotation, ApiModel):
         return annotation
     return next((model for part in get_args(annotation) if (model := model_of(part))), None)

@@ -30,14 +30,13 @@ _READ_BY = {
 }
 
 
-# The number of keys in the path of a fault about nesting, such as spec.replicaSpecs.worker.template.
+# The largest number of keys in the path of a fault about nesting, such as spec.replicaSpecs.worker.template.
 _MOST_KEYS = 4
 MOST_ENTRIES = 20_000
 """The number of fields and list entries that a job may have, at all depths. It bounds the time of a check."""
 TOO_MANY_ENTRIES = Fault(
     "spec",
-    f"the job has more than {MOST_ENTRIES} fields and entries of lists; keep what is so large in a ConfigMap or in "
-    "the bucket",
+    f"the job has more than {MOST_ENTRIES} fields and list entries; move large data to a ConfigMap or to the bucket",
 )
 """The fault of a job with more than MOST_ENTRIES."""
 
@@ -47,7 +46,7 @@ def check(
 ) -> tuple[Job | None, list[Fault]]:
     """Return the job and its first faults. The job is None where the manifest does not have the resource's form.
 
-    host_paths: see `host_path_faults`; None: any, where nobody knows what the operator allows.
+    host_paths: the folders of nodes that the operator allows, see `host_path_faults`; None: do not check the folder.
     """
     if (excess := beyond_limits(manifest)) is not None:
         return None, [excess]
@@ -178,7 +177,7 @@ def _judged_without(rest: Manifest, place: Place) -> Place:
 def _add(tree: _Tree, place: Place) -> None:
     for number, key in enumerate(place):
         if key in tree and not tree[key]:
-            return  # An object around the place is left out already.
+            return  # An object that contains the place is left out already.
         if number == len(place) - 1:
             tree[key] = {}
         tree = tree.setdefault(key, {})

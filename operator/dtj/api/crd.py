@@ -88,9 +88,9 @@ def custom_resource_definition() -> Manifest:
 
 
 def fields_lacking(published: Mapping[str, Any]) -> list[str]:
-    """Return the fields of spec and status that a schema of the API server does not have, and so drops.
+    """Return the fields of spec and status that a published schema lacks. The API server drops such fields.
 
-    published: the schema of the kind, of another version of dtj perhaps.
+    published: the schema of the installed CRD, which may stem from another version of dtj.
     """
     own = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     parts = ("spec", "status")
@@ -104,7 +104,7 @@ def _lacking(own: Mapping[str, Any], published: Mapping[str, Any], name: str, pa
         return
     while "items" in ours and "items" in theirs:
         ours, theirs = ours["items"], theirs["items"]
-    # A published schema without properties is a reference, or keeps unknown fields. No field is known to be missing.
+    # A published schema without properties is a reference, or preserves unknown fields: report no field as missing.
     if "properties" in theirs:
         for inner in ours.get("properties", {}):
             yield from _lacking(ours, theirs, inner, f"{path}.{inner}")
@@ -184,7 +184,7 @@ def _set_defaults(schema: Manifest, model: type[ApiModel]) -> None:
     """Write the defaults of a model into its schema. The API server then stores the defaults in every object.
 
     An optional block gets the default {}: the API server then fills in the defaults of the block's fields. Empty
-    lists and maps are no defaults: in an object they would tell nothing.
+    lists and maps are not written as defaults: they would add no information to a stored object.
     """
     for field in model.model_fields.values():
         child = schema["properties"][field.alias]

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 
 class DtjError(Exception):
-    """A failure that its reader can do something about.
+    """A failure that the user can act on.
 
-    message: one line that says what is wrong. remedy: one that says what to do, where that is known.
-    exit_code: of the `dtj` command, as docs/cli.md lists them.
+    message: the fault, in one line. remedy: what to do, in one line, if a remedy is known. exit_code: the exit code
+    of the `dtj` command; docs/cli.md lists the exit codes.
     """
 
     exit_code: ClassVar[int] = 1
@@ -21,24 +21,24 @@ class DtjError(Exception):
 
 
 class Unusable(DtjError):
-    """What was given on the command line, or in a file, can't be used."""
+    """An argument of the command line, or a file of the user, is invalid."""
 
     exit_code = 2
 
 
 class NotFound(DtjError):
-    """What was asked for is not there."""
+    """The requested object or file does not exist."""
 
     exit_code = 3
 
 
 class Unreachable(DtjError):
-    """The cluster or the bucket does not answer, or does not let this user in."""
+    """The cluster or the bucket does not answer, or denies the user access."""
 
     exit_code = 4
 
 
 class TimedOut(DtjError):
-    """What was waited for did not come about in time."""
+    """The awaited state of a job was not reached before the timeout."""
 
     exit_code = 5

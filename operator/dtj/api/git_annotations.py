@@ -1,4 +1,4 @@
-"""The annotations of a job that name the commit of its code. The operator trusts no value of them."""
+"""The annotations of a job that name the commit of its code. The operator validates them: users may edit them."""
 
 from __future__ import annotations
 

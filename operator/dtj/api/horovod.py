@@ -34,8 +34,8 @@ def _ranks(spec: JobSpec, index: int) -> range:
 
 
 def _holds_rounds(given: Mapping[str, ReplicaSpec]) -> bool:
-    """Whether dtj-launch runs in all pods: a command of the launcher's own starts the ranks without it, and sshd of a
-    worker's own command has no agent beside it.
+    """Whether dtj-launch, which restarts ranks in place, runs in all pods. A template with a command of its own
+    replaces dtj-launch in the pods of its role.
     """
     with_template = (replica for replica in given.values() if replica.replicas and replica.template)
     return not any(own_program(replica)[0] for replica in with_template)

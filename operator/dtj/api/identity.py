@@ -38,7 +38,7 @@ MANAGER = "dtj-operator"
 
 
 def own_image(name: str, registry: str | None = None) -> str:
-    """Return the reference of one of dtj's images in this version. Without a registry, the image is on the nodes."""
+    """Return the reference of one of dtj's images in this version. Without a registry, nodes must have the image."""
     image = f"{name}:{version()}"
     return f"{registry.rstrip('/')}/{image}" if registry else image
 
@@ -62,12 +62,12 @@ def is_domain_path(text: str) -> bool:
 
 
 def other_manager(value: Any) -> str | None:
-    """The controller that `managedBy` names where that is not this operator; None also for what is no name."""
+    """Return the controller that `managedBy` names; None for dtj's operator, and for an invalid name."""
     named = isinstance(value, str) and len(value) <= MAX_LENGTH and is_domain_path(value)
     return value if named and value != OPERATOR else None
 
 
 def other_manager_of(manifest: Mapping[str, Any]) -> str | None:
-    """The same of a job's manifest, whatever else is wrong with it."""
+    """Return the controller that the manifest of a job, valid or not, names in managedBy. See `other_manager`."""
     policy = (manifest.get("spec") or {}).get("runPolicy")
     return other_manager(policy.get("managedBy")) if isinstance(policy, Mapping) else None

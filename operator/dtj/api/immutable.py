@@ -57,7 +57,7 @@ def forbidden_changes(old: Any, new: Any) -> Iterator[Fault]:
 
 
 def fixed(field: str) -> str:
-    """What is said of a change of such a field."""
+    """Return the message for a change of an immutable field."""
     return f"{field} is immutable"
 
 

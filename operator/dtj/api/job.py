@@ -31,7 +31,7 @@ from dtj.api.strategy import StrategyRules
 Manifest = dict[str, Any]
 """A Kubernetes object as maps and lists, such as YAML or JSON gives it."""
 MOST_FAULTS = 100
-"""The largest number of faults that are reported for one job. A last fault then tells how many more there are."""
+"""The largest number of faults that are reported for one job. A last entry gives the number of further faults."""
 LONGEST_MESSAGE = 8192
 """The largest number of characters in the message that lists the faults of a job."""
 _FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
@@ -42,7 +42,7 @@ _LONGEST_FIELD = 100
 NO_STATUS = JobStatus()
 """The status of a job that the operator has not seen."""
 POD_USER = 1000
-"""The user of the trainer images, and the group of a job's files."""
+"""The user ID in the trainer images, and the group ID of a job's files."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Job:
-    """A job as the operator works with it."""
+    """A job with a valid spec, and the values that follow from its spec and status."""
 
     name: str
     namespace: str
@@ -120,17 +120,17 @@ class Job:
         # A copy by `dataclasses.replace` with another spec must not keep the values that follow from the old spec.
         if known is None or known["spec"] is not self.spec:
             known = _resolve(self.spec)
-        # The dataclass is frozen, so that an assignment here would fail. `vars` bypasses the check.
         short_uid, artifacts, uri = self.uid.split("-", 1)[0], self.spec.artifacts, None
         if artifacts is not None:
             uri = f"{artifacts.uri.rstrip('/')}/{self.namespace}/{self.name}-{short_uid}"
+        # An assignment to a field of the frozen dataclass would fail. `vars` bypasses the check.
         vars(self).update(
             known,
             resolved=known,
             short_uid=short_uid,
             service=self.name,
             domain=f"{self.name}.{self.namespace}.svc",
-            # mpi-operator makes a ConfigMap called `<job>-config`.
+            # mpi-operator makes a ConfigMap called `<job>-config`: dtj's ConfigMap needs another name.
             config_map=f"{self.name}-dtj" if known["by_mpi_operator"] else f"{self.name}-config",
             artifacts_uri=uri,
             **course_of(self.status),
@@ -200,8 +200,8 @@ def _faults(more: int) -> str:
 def read_job(manifest: Mapping[str, Any]) -> Job:
     """Read a job from its manifest.
 
-    Raises InvalidJob when the manifest does not have the resource's form. What this version cannot read
-    of a status (written by a newer one) is left out rather than refused.
+    Raises InvalidJob when the manifest does not have the resource's form. Fields of the status that this version
+    can't read, such as those of a newer operator, are left out.
     """
     faults = []
     for key, value in (("apiVersion", API_VERSION), ("kind", KIND)):
@@ -244,9 +244,9 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
 
 
 def read_status(data: Mapping[str, Any]) -> JobStatus:
-    """Read a status; what this version does not know, or knows otherwise, is left out.
+    """Read a status without the fields that this version does not know, or that have another type in this version.
 
-    The rest counts: a job must not begin anew because a newer operator wrote one condition more.
+    All other fields are kept: a job must not start again because a newer operator added a condition.
     """
     if not data:
         return NO_STATUS
@@ -323,7 +323,7 @@ def _known_fields(location: Place) -> list[str]:
 
 
 def unknown_field(name: str, known: Iterable[str]) -> str:
-    """What is said of a field that there is not. known: those that it may be meant for."""
+    """Return the message for an unknown field. known: names of fields, of which the closest one is suggested."""
     lower = {field.lower(): field for field in known}
     near = get_close_matches(name[:_LONGEST_FIELD].lower(), lower, n=1)
     return f"unknown field; did you mean {lower[near[0]]}?" if near else "unknown field"

@@ -30,7 +30,7 @@ class FileFault:
 
 @dataclass(frozen=True)
 class FileJob:
-    """One job of a file, as it is written there."""
+    """One job of a file: the manifest as written, the job that was read from the manifest, and the faults."""
 
     line: int
     manifest: Manifest
@@ -41,7 +41,7 @@ class FileJob:
 
 @dataclass(frozen=True)
 class OtherObject:
-    """An object of another kind, which dtj does not look at."""
+    """An object of another kind in a job file. dtj does not check such an object."""
 
     line: int
     name: str
@@ -67,7 +67,7 @@ class JobFile:
 
 
 class FaultyFile(DtjError):
-    """A job file has faults; the message has one a line."""
+    """The error for a job file with faults. The message lists one fault per line."""
 
     def __init__(self, file: JobFile) -> None:
         count = len(file.faults)
@@ -79,7 +79,7 @@ class FaultyFile(DtjError):
 def read_job_file(text: str, name: str) -> JobFile:
     """Read the jobs of a file of YAML or JSON documents, with every fault of each.
 
-    name: how the file is called in messages. Raises Unusable where it is no YAML, or has no job.
+    name: of the file, for messages. Raises Unusable for a file that is not YAML, or that has no job.
     """
     jobs, others = [], []
     for document in read_documents(text, name):
@@ -91,20 +91,20 @@ def read_job_file(text: str, name: str) -> JobFile:
         names = ", ".join(other.name for other in others)
         raise Unusable(
             f"{name}: no {KIND} in it" + (f", only {names}" if names else ": the file is empty"),
-            "`dtj new` writes a job file, `dtj convert` makes one of a Kubeflow job",
+            "`dtj new` writes a new job file, `dtj convert` writes a job file from a Kubeflow job",
         )
     return JobFile(name, tuple(jobs), tuple(others))
 
 
 def read_one_job(text: str, name: str) -> tuple[Manifest, Job]:
-    """The one job of a file without faults: as it is written, and read.
+    """Return the only job of a file, as the manifest that the file has and as a `Job`.
 
-    Raises Unusable as read_job_file does, or where there are several jobs; FaultyFile where it has faults.
+    Raises Unusable as `read_job_file`, and for a file with several jobs. Raises FaultyFile for a job with faults.
     """
     file = read_job_file(text, name)
     if len(file.jobs) > 1:
         lines = ", ".join(str(job.line) for job in file.jobs)
-        raise Unusable(f"{name}: has {len(file.jobs)} jobs (lines {lines}); one is wanted here")
+        raise Unusable(f"{name}: has {len(file.jobs)} jobs (lines {lines}); give a file with exactly one job")
     (only,) = file.jobs
     if only.faults or only.job is None:
         raise FaultyFile(file)

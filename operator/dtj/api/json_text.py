@@ -15,9 +15,9 @@ from typing import Any
 from dtj.api.nesting import read_json
 
 _WINDOW = 16 * 1024
-"""The bytes that one step looks at. A step holds the interpreter's lock for less than a millisecond."""
+"""The number of bytes that one step scans. Such a step holds the GIL for less than a millisecond."""
 _DENSE = 65_536
-"""An object with more fields and list entries stays a text: decoded, it would take tens of megabytes."""
+"""An object with more fields and list entries than this stays JSON text: decoded, it would take tens of megabytes."""
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKENS = re.compile(_STRING + rb"|[][{}]", re.DOTALL)
 _REST_OF_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -87,15 +87,17 @@ def members(text: bytes) -> dict[str, bytes]:
     """Return the texts of the values of a JSON object, by key. Raises ValueError."""
     at, found = len(text) - len(text.lstrip(_SPACE)), {}
     if text[at : at + 1] != b"{":
-        raise ValueError("the text is no object")
+        raise ValueError("the JSON text does not begin with {, as an object does")
     at += 1
     while key := _KEY.match(text, at):
         begin = key.end()
         end = _end_of_value(text, begin)
         found[json.loads(key[1])] = text[begin:end]
         at = end
-    if text[at : at + _WINDOW].strip(_SPACE) != b"}":
-        raise ValueError("the text ends in the middle, or goes on after its object")
+    rest = text[at : at + _WINDOW].strip(_SPACE)
+    if rest != b"}":
+        wrong = "goes on after the end of its object" if rest[:1] == b"}" else "has no } or key"
+        raise ValueError(f"the JSON text {wrong} at byte {at}")
     return found
 
 
@@ -106,7 +108,7 @@ def _end_of_value(text: bytes, begin: int) -> int:
         plain = _PLAIN.match(text, begin)
         end = plain.end() if plain else None
     if end is None:
-        raise ValueError("the text ends in the middle")
+        raise ValueError(f"the JSON text has no complete value at byte {begin}")
     return end
 
 
@@ -131,7 +133,9 @@ def object_in(text: bytes) -> Any:
 
 
 class ObjectText(Mapping[str, Any]):
-    """An object of the API server as text. Each access to a part decodes the part, and `managedFields` never."""
+    """An object of the API server as JSON text. An access to a field decodes only this field. `managedFields` of the
+    metadata is never decoded.
+    """
 
     def __init__(self, text: bytes) -> None:
         """text: the JSON of the object. Raises ValueError."""

@@ -119,7 +119,7 @@ def options_of(words: Sequence[str]) -> dict[str, str]:
 
 
 def options_of_manifest(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options of the program of a job. A part of the manifest that is not as it should be has none."""
+    """Return the options of the program of a job. A malformed part of the manifest counts as empty."""
     spec = manifest.get("spec")
     parts = [spec.get(name) for name in ("command", "args")] if isinstance(spec, Mapping) else []
     return options_of([str(word) for part in parts if isinstance(part, list) for word in part])

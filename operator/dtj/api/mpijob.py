@@ -6,7 +6,7 @@ Names of https://github.com/kubeflow/mpi-operator, v0.8.0: pkg/apis/kubeflow/v2b
 from __future__ import annotations
 
 MPIJOB_API_VERSION = "kubeflow.org/v2beta1"
-"""The version of mpi-operator. Version v1 has other fields and belongs to training-operator, under the same CRD."""
+"""The API version that mpi-operator serves. Version v1 of the same CRD, with other fields, is training-operator's."""
 MPIJOB_KIND = "MPIJob"
 MPIJOB_PLURAL = "mpijobs"
 

@@ -1,4 +1,4 @@
-"""Deterministic names of a job's objects. `Job` has those that follow from the job alone."""
+"""Deterministic names of a job's objects. The names that need nothing but the job are fields of `Job`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def ssh_secret_name(job: str, suffix: str) -> str:
 
 
 def network_policy_name(job: str, short_uid: str) -> str:
-    """Name of the NetworkPolicy around the job's pods. With the uid, as the Secret's: it need not be read."""
+    """Name of the NetworkPolicy of the job's pods. The uid makes the name unique, so that the operator need not read
+    the policy to find out whether the policy belongs to the job.
+    """
     return f"{job}-{short_uid}"
 
 

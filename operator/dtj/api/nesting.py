@@ -15,7 +15,7 @@ TOO_DEEP = f"nested too deeply: more than {MOST_LEVELS} lists and maps in one an
 # `read_json` cuts a text at this level. The level is above MOST_LEVELS: a job that was cut still counts as too deep,
 # even inside a list of jobs or a watch event.
 _READ_LEVELS = 2 * MOST_LEVELS
-# An API server sends at most 10,000 levels.
+# The level beyond which `read_json` refuses a text. An API server sends at most 10,000 levels.
 _STORED_LEVELS = 20_000
 _TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
 
@@ -33,7 +33,7 @@ def read_json(text: str | bytes | bytearray) -> Any:
 
 
 def end_of_value(text: str, begin: int) -> int | None:
-    """Return where the list or map ends that begins there; None where the text ends before."""
+    """Return the end of the list or map that begins at `begin`; None if the text ends first."""
     level = 0
     for token in _TOKENS.finditer(text, begin):
         match token[0]:
@@ -56,12 +56,14 @@ def _cut(text: str) -> str:
                 if level == _READ_LEVELS + 1:
                     kept.append(text[begin : token.start()])
                 elif level > _STORED_LEVELS:
-                    raise ValueError(f"more than {_STORED_LEVELS} lists and maps in one another")
+                    raise ValueError(
+                        f"the JSON text has more than {_STORED_LEVELS} lists and maps in one another"
+                    )
             case "}" | "]":
                 level -= 1
                 if level == _READ_LEVELS:
                     kept.append("null")
                     begin = token.end()
     if level > _READ_LEVELS:
-        raise ValueError("the text ends in the middle")
+        raise ValueError("the JSON text ends before all its lists and maps are closed")
     return "".join([*kept, text[begin:]])

@@ -21,7 +21,7 @@ CHIEF, MASTER, WORKER, PS, EVALUATOR = "chief", "master", "worker", "ps", "evalu
 
 
 def tf_config_bytes(hosts: Hosts, pods: Mapping[str, int], _: int = 1) -> int:
-    """Bytes of the longest `TF_CONFIG=…` of a job, with its end."""
+    """Return the size in bytes of the job's longest variable `TF_CONFIG=…`, with the final NUL."""
     size, most = 0, 1
     for role, count in pods.items():
         most = max(most, count)

@@ -36,7 +36,7 @@ def _steps(data: Any, rest: str) -> Iterator[tuple[Any, int]]:
     if isinstance(data, dict):
         beginnings = {name: said for said, name in _beginnings(rest)}
         yield from ((name, said) for name, said in beginnings.items() if name in data)
-        # A key in YAML may be a number or a boolean.
+        # A key in YAML may be a number or a boolean: compare its text with the path.
         others = ((key, str(key)) for key in data if not isinstance(key, str))
         yield from ((key, beginnings[name]) for key, name in others if name in beginnings)
     elif isinstance(data, list) and rest[0] == "[":

@@ -42,7 +42,7 @@ Given = Mapping[str, Any]
 """The part of the operator's pod over which a part of the template is merged: an object's values by field, or the
 entries of a list by their merge key.
 """
-# Groups of fields of which an object may have only one. Kubernetes refuses two, but its schema does not tell so.
+# Groups of fields of which an object may have only one. Kubernetes refuses two, but its schema lacks this rule.
 # None: all fields of the object are in the group.
 _ONE_OF: Mapping[str, tuple[str, ...] | None] = {
     "EnvVar": ("value", "valueFrom"),
@@ -64,15 +64,15 @@ _NOTHING: Given = {}
 def pod_faults(kind: str, value: Any, path: str, given: Given = _NOTHING) -> Iterator[Fault]:
     """What Kubernetes would refuse in a value, by its schema.
 
-    kind: a name of the schema, such as PodSpec. path: of the value, for messages. given: what the value is merged
-    over, where no field is required again.
+    kind: a name of the schema, such as PodSpec. path: of the value, for messages. given: the part of the operator's
+    pod over which the value is merged. The value need not repeat required fields of that part.
     """
     yield from _Walk().look(kind, value, path, given)
 
 
 @cache
 def one_of(kind: str) -> tuple[str, ...]:
-    """Return the fields of an object of this kind of which Kubernetes takes one alone."""
+    """Return the fields of which an object of this kind may have only one."""
     if kind not in _ONE_OF:
         return ()
     return _ONE_OF[kind] or tuple(sorted(set(_definition(kind)[0]) - {"name"}))
@@ -150,7 +150,7 @@ def _together(kind: str, value: Mapping[str, Any], given: Given) -> str | None:
     # For Kubernetes, an empty `value` of an EnvVar is the same as no `value`.
     chosen = sorted(field for field, child in value.items() if field in fields and child not in (None, ""))
     if len(chosen) > 1:
-        return f"give one of {_listed(chosen)}, not {len(chosen)}"
+        return f"give only one of {_listed(chosen)}"
     if chosen or kind not in _NEEDS_ONE or any(field in given and field not in value for field in fields):
         return None
     misspelt = set(value).difference(_definition(kind)[0])
@@ -166,7 +166,8 @@ def _wrong(kind: str, value: Any) -> str | None:
     if kind in _BITS:
         if not _is_whole(value):
             return f"must be a whole number, got {shown(value)}"
-        return None if -(2 ** _BITS[kind]) <= value < 2 ** _BITS[kind] else f"is out of range: {shown(value)}"
+        fits = -(2 ** _BITS[kind]) <= value < 2 ** _BITS[kind]
+        return None if fits else f"must be a number of {_BITS[kind] + 1} bits ({kind}), got {shown(value)}"
     if kind == "boolean":
         return None if isinstance(value, bool) else f"must be true or false, got {shown(value)}"
     if kind == "quantity":
@@ -326,7 +327,7 @@ def _labels(path: str, entries: Any) -> Iterator[Fault]:
         if str(key).split("/", 1)[0] == GROUP:
             yield Fault(where, f"names beginning with {GROUP}/ belong to the operator")
         elif key == LABEL_MANAGED_BY:
-            yield Fault(where, "can't be set: the operator finds its pods by it")
+            yield Fault(where, "can't be set: the operator finds its pods by this label")
         elif not is_text(key) or not is_text(value):
             yield Fault(where, f"must be a string, got {shown(value if is_text(key) else key)}")
 
@@ -391,7 +392,7 @@ def _names(path: str, spec: dict[str, Any], pod: OperatorsPod) -> Iterator[Fault
 def _shared_memory(path: str, volume: dict[str, Any]) -> Iterator[Fault]:
     for source, given in volume.items():
         if source not in ("name", "emptyDir") and given is not None:
-            yield Fault(path, f"must be an emptyDir, which has /dev/shm, got {key_shown(source)}")
+            yield Fault(path, f"must be an emptyDir: {SHM_VOLUME} is /dev/shm, got {key_shown(source)}")
 
 
 def _mounts(path: str, spec: dict[str, Any], pod: OperatorsPod) -> Iterator[Fault]:

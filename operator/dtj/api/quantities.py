@@ -21,7 +21,7 @@ _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([KMGTPE]i)|[eE]([+-]?\d+)
 
 
 def amount(quantity: str | int | float) -> Decimal:
-    """The number that a quantity means. Raises ValueError for what is none."""
+    """Return the number that a quantity stands for. Raises ValueError if the text is not a quantity."""
     match = _QUANTITY.fullmatch(str(quantity))
     if match is None:
         raise ValueError(f"{quantity!r} is not a quantity")
@@ -32,7 +32,7 @@ def amount(quantity: str | int | float) -> Decimal:
 
 
 def amounts(quantities: Mapping[str, Any] | None) -> Amounts:
-    """The numbers of a list of resources."""
+    """Return the amounts of a map of resources, such as the requests of a container."""
     return {name: amount(value) for name, value in (quantities or {}).items()}
 
 
@@ -49,12 +49,14 @@ def shown(resource: str, value: Decimal) -> str:
 
 
 def all_shown(amounts: Amounts) -> str:
-    """Several numbers, in one phrase."""
+    """Return several amounts in one phrase: `cpu 500m, memory 1.5Gi`."""
     return ", ".join(shown(name, value) for name, value in amounts.items())
 
 
 def pod_requests(pod: Manifest) -> Amounts:
-    """What the scheduler sets aside for a pod: of its containers, or of an init container that asks for more."""
+    """Return the requests of a pod as the scheduler counts them: the sum of its containers, or the request of an init
+    container if that is larger.
+    """
     return {"pods": Decimal(1), **_pod_amounts(pod, "requests")}
 
 

@@ -31,21 +31,21 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def number(value: object, least: int, most: int) -> int | None:
-    """A whole number between two bounds."""
+    """Return a whole number from `least` to `most`; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if least <= value <= most else None
 
 
 def text(value: object, most: int) -> str | None:
-    """One line of at most so many characters, without control characters."""
+    """Return the first `most` characters of a string as one line, without control characters; else None."""
     if not isinstance(value, str):
         return None
     return _UNPRINTABLE.sub(lambda match: " " if match[0] in _SPACES else "\ufffd", value[:most])
 
 
 def lines(value: object, count: int, most: int) -> list[str] | None:
-    """The last lines of a list that say something, each of at most so many characters."""
+    """Return the last `count` non-empty strings of a list, each as `text` returns it; None if there is none."""
     if not isinstance(value, list):
         return None
     said = [line for line in value if isinstance(line, str) and line][-count:]
@@ -124,7 +124,7 @@ ReportedSource = Annotated[str | None, BeforeValidator(_source)]
 
 
 def take(model: type[Model], said: object) -> tuple[Model | None, int]:
-    """What a pod said for a model, None where it said nothing; and how many of its values were dropped."""
+    """Return the report of a pod as a model, None for an empty report; and the number of values that were dropped."""
     if said is None:
         return None, 0
     if not isinstance(said, Mapping):

@@ -37,7 +37,7 @@ _WRONG_SCHEDULERS = {
 
 
 def members(job: Job) -> int:
-    """The number of pods that are created first: a gang consists of them."""
+    """Return the number of pods that the operator creates first. These pods form the gang."""
     first = job.rules.named["created_first"]
     return sum(count for role, count in job.pods.items() if role in first)
 
@@ -49,18 +49,22 @@ def scheduling_faults(job: Job) -> Iterator[Fault]:
     if gang is Gang.KUEUE and policy.queue is None:
         yield Fault(f"{_POLICY}.queue", "required with gang: Kueue: a LocalQueue of the job's namespace")
     if policy.queue is not None and gang not in (Gang.KUEUE, Gang.VOLCANO):
-        yield Fault(f"{_POLICY}.queue", f"only Kueue and Volcano have queues, and gang is {gang}: remove it")
+        yield Fault(
+            f"{_POLICY}.queue", f"only Kueue and Volcano have queues, and gang is {gang}: remove this field"
+        )
     least = policy.min_available
     if least is not None and gang is Gang.KUEUE:
         yield Fault(
-            f"{_POLICY}.minAvailable", "Kueue admits a group of pods as a whole or not at all: remove it"
+            f"{_POLICY}.minAvailable",
+            "Kueue admits a group of pods as a whole or not at all: remove this field",
         )
     elif least is not None and gang is Gang.NONE:
         yield Fault(f"{_POLICY}.minAvailable", "needs gang: Coscheduling or Volcano, and gang is None")
     elif least is not None and least > (most := members(job)):
         yield Fault(
             f"{_POLICY}.minAvailable",
-            f"must be at most {most}, the pods that the job begins with, got {least}: they would wait for ever",
+            f"must be at most {most}, the number of pods that the job creates first, got {least}: the scheduler "
+            "would wait for more pods for ever",
         )
     yield from _template_faults(job, gang)
 
@@ -75,17 +79,21 @@ def _template_faults(job: Job, gang: Gang) -> Iterator[Fault]:
         for kind in ("labels", "annotations"):
             for key in _WRITTEN[gang]:
                 if key in object_of(metadata.get(kind)):
-                    yield Fault(f"{path}.metadata.{kind}[{key}]", f"set by {_POLICY.removeprefix('spec.')}")
+                    yield Fault(
+                        f"{path}.metadata.{kind}[{key}]",
+                        f"the operator sets this key, as {_POLICY.removeprefix('spec.')} asks: remove the key",
+                    )
         scheduler = spec.get("schedulerName")
         if scheduler in _WRONG_SCHEDULERS.get(gang, ()):
             yield Fault(
                 f"{path}.spec.schedulerName",
-                f"{scheduler} does not know the pod groups of gang: {gang}; remove it, or name one that does",
+                f"{scheduler} ignores the pod groups of gang: {gang}; remove schedulerName, or name a scheduler that "
+                "supports these groups",
             )
         elif gang in _WRONG_SCHEDULERS and role in job.rules.named["created_first"]:
             schedulers[path] = str(scheduler or "")
     if len({*schedulers.values()}) > 1:
         yield Fault(
             f"{list(schedulers)[-1]}.spec.schedulerName",
-            "must be that of worker: one scheduler places all pods of a group",
+            "must be the same in the templates of all roles: one scheduler places all pods of a group",
         )

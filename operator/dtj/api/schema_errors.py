@@ -22,17 +22,17 @@ _KINDS = {
 
 
 def pattern(expression: str, meaning: str) -> str:
-    """Return the expression of a field's pattern, and remember what it means: an expression tells few people what to
-    write.
+    """Return the expression of a field's pattern, and keep its meaning for messages, in which a regular expression
+    would help few users.
 
-    meaning: what a value is, to be read after "must be".
+    meaning: the form of a valid value, to be read after "must be".
     """
     MEANINGS[expression] = meaning
     return expression
 
 
 def sentence(error: Mapping[str, Any]) -> str:
-    """What a value must be and what it is, of one of `ValidationError.errors()`."""
+    """Return the message for an entry of `ValidationError.errors()`: what the value must be, and the given value."""
     limits = error.get("ctx") or {}
     match error["type"]:
         case "missing":

@@ -14,7 +14,7 @@ _brief.maxlevel = 4
 
 
 def shown(value: Any) -> str:
-    """A value of plain data as Python writes it, in at most some 200 characters; how large it is costs nothing."""
+    """Return a value as Python writes it, cut to some 200 characters, in a time that does not grow with its size."""
     try:
         # Cut a long string at its end. reprlib would cut the string in its middle.
         text = repr(value[: _LONGEST + 1]) if isinstance(value, str) else _brief.repr(value)
@@ -24,7 +24,7 @@ def shown(value: Any) -> str:
 
 
 def key_shown(key: Any) -> str:
-    """A key as the path of a field says it, in at most some 100 characters; a path is bounded by its depth."""
+    """Return a key as shown in the path of a field, cut to some 100 characters."""
     text = key if isinstance(key, str) else shown(key)
     text = text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}…"
     if not text:

@@ -111,7 +111,7 @@ class Condition(ApiModel):
 
 
 class Conditions(tuple[Condition, ...]):
-    """The conditions of a status, in order. They can't change, so that what is asked of them is worked out once."""
+    """The conditions of a status, in order. The tuple is immutable, so each property is computed only once."""
 
     @cached_property
     def by_type(self) -> Mapping[ConditionType, Condition]:
@@ -120,7 +120,7 @@ class Conditions(tuple[Condition, ...]):
 
     @cached_property
     def holding(self) -> frozenset[ConditionType]:
-        """The types of those that are True."""
+        """The types of the conditions that are True."""
         return frozenset([kind for kind, each in self.by_type.items() if each.status == ConditionStatus.TRUE])
 
     @cached_property
@@ -265,7 +265,7 @@ class ResumedFromStatus(ApiModel):
 
     @property
     def checkpoint(self) -> str:
-        """Where the checkpoint is. A slash at the end of `uri` only makes it another value."""
+        """The URI of the checkpoint. `uri` may end with a slash, with which a user resumes from it a second time."""
         return self.uri.removesuffix("/")
 
 

@@ -66,7 +66,7 @@ class ScriptMark:
 
 @dataclass(frozen=True, kw_only=True)
 class Starter:
-    """What `dtj new` writes for a strategy when nothing else is asked for."""
+    """The values that `dtj new` writes for a strategy by default."""
 
     image: str
     """Name of the image in dtj's registry, without a tag."""
@@ -140,7 +140,7 @@ class StrategyRules:
         return self.form_of_pods(roles) if self.form_of_pods is not None else self
 
     def restart_groups(self, pods: Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]] | None:
-        """The pods that start again when a pod is lost, by its name; None: every pod, whichever is lost.
+        """Return the pods that start again when a pod is lost, by the name of the lost pod; None: always all pods.
 
         pods: names of the job's pods by role. The pods that hold the state and the pod that decides start again
         together, from the newest checkpoint, and any other pod alone. Where no role holds the state, every pod that

@@ -189,7 +189,7 @@ def _read(name: str, at: int, words: Sequence[str], text: str | None) -> Launche
     return Launcher(name, options, text or words[at - 1], at if text is None else None)
 
 
-# The options by which `accelerate launch` knows the machines of a job. It reads none of them from the environment.
+# The options that give `accelerate launch` the machines of a job. accelerate reads no environment variables for them.
 #
 # Source: accelerate 1.15, `commands/launch.py` and `utils/launch.py`. With `--multi_gpu`, accelerate starts processes
 # by torchrun's code, on machines without a GPU too.
@@ -206,7 +206,7 @@ VARIABLES = {
 }
 """By option: the environment variable of a worker's container that has the value for the option."""
 _KINDS = ("multi-gpu", "cpu", "tpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "config-file")
-"""Options by which accelerate knows how to start the processes. A configuration file says so too."""
+"""Options of which one tells accelerate how to start the processes. With none of them, --multi_gpu is added."""
 
 
 def missing_options(launcher: Launcher, workers: int, procs: int) -> list[str]:
@@ -268,7 +268,7 @@ def launcher_faults(launcher: Launcher, world: World) -> Iterator[tuple[Option |
 def _unsaid(launcher: Launcher, world: World) -> Iterator[tuple[None, str]]:
     """Yield a fault where options are missing in the text of a shell, into which the operator inserts nothing."""
     if world.workers == 1 and world.procs == (world.gpus or 1):
-        return  # accelerate starts a process for each GPU that it finds.
+        return  # No option is needed: by default, accelerate starts one process for each GPU, or one without GPUs.
     if missing := missing_options(launcher, world.workers, world.procs):
         yield (
             None,

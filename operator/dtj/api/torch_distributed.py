@@ -1,6 +1,7 @@
 """The rules of strategy TorchDistributed.
 
-Workers run the ranks of torch.distributed. The ranks are static: the environment of each pod says all.
+Workers run the ranks of torch.distributed. The ranks are static: the environment variables of each pod set its ranks
+and the address of rank 0.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from dtj.api.strategy import StrategyRules
 
 @dataclass(frozen=True)
 class UnreadableJob:
-    """What is known of such a job. No pod of it is created until the spec is correct."""
+    """A job whose spec the operator can't read. The operator creates no pod of the job until the spec is correct."""
 
     name: str
     namespace: str
@@ -32,9 +32,9 @@ class UnreadableJob:
     status: JobStatus
     faults: Sequence[Fault]
     run_policy: RunPolicy
-    """The fields that can be read; the others have their defaults."""
+    """runPolicy with those of its fields that can be read. All other fields have their defaults."""
     rules: StrategyRules | None
-    """The rules of its strategy; None where the spec names no registered strategy."""
+    """The rules of the job's strategy; None where the spec names no registered strategy."""
     attempt: int = field(init=False, repr=False, compare=False)
     finished: bool = field(init=False, repr=False, compare=False)
 
@@ -52,7 +52,7 @@ _LONGEST_TEXT = 1024
 
 
 def digest_of(spec: Any) -> dict[str, Any]:
-    """Return the parts of a spec that an `UnreadableJob` has, some hundred bytes of whatever the spec is."""
+    """Return the parts of a spec that an `UnreadableJob` has: some hundred bytes, however large the spec is."""
     given: Mapping[str, Any] = spec if isinstance(spec, dict) else {}
     policy = given.get("runPolicy")
     kept = _short(policy, RunPolicy)

@@ -44,7 +44,7 @@ from dtj.api.spec import (
 )
 from dtj.api.strategies import RULES
 
-# Faults of `spec.data`, among them folders of a node that the administrator of the cluster does not allow.
+# Check `spec.data`: the cache of the data set, and whether the administrator allows its folder on the nodes.
 
 LEAST_BYTES = 1024**3
 """The smallest cache. Several ranks may each write some blocks before one rank removes old blocks."""
@@ -107,7 +107,7 @@ def _bytes(size: int | str) -> Decimal | None:
 def host_path_faults(job: Job, allowed: Sequence[str]) -> Iterator[Fault]:
     """Yield why an operator refuses a cache in a folder of the node.
 
-    allowed: folders of nodes below which jobs may have a cache, or which they may be; empty: none.
+    allowed: folders of the nodes in which jobs may have a cache, or below which; empty: no folder is allowed.
     """
     cache = job.cache
     if cache is None or cache.host_path is None:
@@ -125,7 +125,7 @@ def host_path_faults(job: Job, allowed: Sequence[str]) -> Iterator[Fault]:
         )
 
 
-# Faults of `spec.tracking`.
+# Check `spec.tracking`: the URL of the MLflow server has no password, and no setting is given twice.
 
 MLFLOW_URI, MLFLOW_NAME, MLFLOW_ID = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"
 _MLFLOW = "spec.tracking.mlflow"
@@ -210,8 +210,8 @@ def _name(job: Job) -> Iterator[Fault]:
         spare = len(longest) - LABEL_LENGTH
         yield Fault(
             "metadata.name",
-            f"too long: the {names[longest]} {key_shown(longest)} would have {len(longest)} characters of "
-            f"{LABEL_LENGTH}; use a name of at most {len(job.name) - spare}",
+            f"too long: the name of the {names[longest]} {key_shown(longest)} would have {len(longest)} characters, "
+            f"and at most {LABEL_LENGTH} are allowed; use a job name of at most {len(job.name) - spare}",
         )
 
 
@@ -347,7 +347,8 @@ def _tensorboard(job: Job) -> Iterator[Fault]:
     board = job.spec.tensorboard
     if board.enabled and job.spec.artifacts is None:
         yield Fault(
-            "spec.tensorboard.enabled", "needs spec.artifacts: it shows the event files in the bucket"
+            "spec.tensorboard.enabled",
+            "needs spec.artifacts: TensorBoard shows the event files in the bucket",
         )
     if board.image is not None:
         yield from _image("spec.tensorboard.image", board.image)

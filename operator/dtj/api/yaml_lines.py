@@ -1,8 +1,8 @@
-"""YAML documents that know on which line each of their fields is.
+"""YAML documents, with the line of each field.
 
-They are read as sigs.k8s.io/yaml reads them for Kubernetes: `y` is true, `1:30` and a date are text. What Kubernetes
-refuses is refused. The size of a file is limited with its aliases written out: a few aliases of aliases can stand for
-more than the memory of a machine.
+Values are read as sigs.k8s.io/yaml reads them for Kubernetes: `y` is true, `1:30` and a date are text. YAML that
+Kubernetes refuses is refused. The limit of a file's size counts its aliases written out: a few aliases of aliases can
+stand for more than the memory of a machine.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ _Loader.add_constructor(
 )
 _Loader.add_constructor(NULL, _value("null", lambda _: None))
 _Loader.add_constructor(INT, _value("whole number of 64 bits", _whole_number))
-_Loader.add_constructor(FLOAT, _value("number that JSON has", _fraction))
+_Loader.add_constructor(FLOAT, _value("number that JSON can express", _fraction))
 _Loader.add_constructor(None, _unknown)
 
 
@@ -115,13 +115,13 @@ class Document:
 
     @property
     def line(self) -> int:
-        """Where it begins, from 1."""
+        """The line on which the document begins, from 1."""
         return _line(self.node)
 
     def line_of(self, field: str, place: Place = ()) -> int:
-        """The line of a field, from 1; of the nearest one around it where the field is missing.
+        """Return the line of a field, from 1. If the field is missing, return the line of the innermost field around.
 
-        place: of the field, where it is known.
+        place: the keys and indexes that lead to the field, if they are known.
         """
         node, line = self.node, self.line
         for key in place or place_of(self.data, field):
@@ -131,7 +131,7 @@ class Document:
                 node = node.value[key]
                 line = _line(node)
             elif isinstance(node, yaml.MappingNode):
-                # PyYAML puts the pairs that the merge key `<<` brings first. The last pair of a key wins.
+                # PyYAML puts the pairs from a merge key (`<<`) before all other pairs. The last pair of a key wins.
                 pairs = [pair for pair in node.value if pair[0].value == str(key)]
                 if not pairs:
                     break
@@ -148,7 +148,7 @@ def first_object(text: str, name: str) -> dict[str, Any] | None:
 
 
 def read_documents(text: str, name: str) -> list[Document]:
-    """The documents of a file, of a List its objects; raises Unusable, with the line, where it can't be read."""
+    """Return the documents of a file, and the objects of each List. Raises Unusable, with the line, for bad YAML."""
     documents: list[Document] = []
     try:
         if len(text) > MOST_BYTES:
@@ -163,7 +163,7 @@ def read_documents(text: str, name: str) -> list[Document]:
             _write_keys_as_text(loader, node)
             items = _items_of_a_list(node)
             nodes = [node] if items is None else items
-            # Search repeated keys before the construction, which adds the pairs of merge keys (`<<`) to the nodes.
+            # Find repeated keys before the construction, which adds the pairs of merge keys (`<<`) to the nodes.
             repeated = [tuple(_repeated(part, (), set())) for part in nodes]
             data = loader.construct_document(node)
             parts = [data] if items is None else data["items"]
@@ -184,7 +184,8 @@ def read_documents(text: str, name: str) -> list[Document]:
 def too_large(name: str) -> Unusable:
     """The fault of a file with more than MOST_BYTES."""
     return Unusable(
-        f"{name}: larger than {MOST_BYTES >> 20} MiB", "a job is smaller; give a file with it and little else"
+        f"{name}: larger than {MOST_BYTES >> 20} MiB",
+        "split the file, or move large data out of the job: the API server takes objects of at most 1.5 MiB",
     )
 
 
@@ -220,7 +221,9 @@ def _limit(text: str) -> None:
             raise _unfit(event, TOO_DEEP)
         if size > _MOST_WRITTEN_OUT:
             raise _unfit(
-                event, "too large: with its aliases expanded, the file up to this line is too large for a job"
+                event,
+                f"too large: with its aliases expanded, the file up to this line has more than "
+                f"{_MOST_WRITTEN_OUT >> 20} MiB",
             )
 
 
@@ -248,7 +251,7 @@ def _write_keys_as_text(loader: _Loader, root: yaml.Node) -> None:
 
 def _text_key(loader: _Loader, key: yaml.Node) -> yaml.Node:
     if key.tag == NULL:
-        raise _unfit(key, "a key is missing here")
+        raise _unfit(key, "a key is empty or null; write a key before the colon")
     if key.tag not in (INT, FLOAT, BOOL):
         return key
     value = loader.construct_object(key)

@@ -102,7 +102,7 @@ def with_volcano(job: Job, plan: Plan) -> Plan:
     every: Manifest = {"spec": {"schedulerName": VOLCANO_SCHEDULER}}
     if policy.queue is not None:
         spec["queue"] = policy.queue
-        # Volcano creates a PodGroup of its own for a pod without one, such as the launcher.
+        # For a pod without a PodGroup, such as the launcher, Volcano creates a PodGroup in this queue.
         every["metadata"] = {"annotations": {_VOLCANO_QUEUE: policy.queue}}
     if policy.priority_class_name is not None:
         spec["priorityClassName"] = policy.priority_class_name

@@ -130,7 +130,7 @@ def horovod_plan(job: Job) -> Plan:
         volumes=volumes,
     )
     if rounds := worker.info.rounds:
-        # The agents of the workers join that of the launcher.
+        # The agents of all pods meet at the start barrier, which the launcher's agent serves.
         place = {
             contract.ENV_START_BARRIER: address(pod_name(job.name, LAUNCHER, 0), contract.START_BARRIER_PORT)
         }
@@ -148,7 +148,8 @@ def horovod_plan(job: Job) -> Plan:
             return launcher
         return replace(worker, info=replace(worker.info, index=replica.index))
 
-    # start.sh waits for the workers. A command of the launcher's own does not.
+    # The launcher may be created before the workers are ready if its start.sh waits for them. A command of its own
+    # does not wait.
     at_once = serves_at_once(worker) and not launcher.own.get("command")
     return Plan(
         shape=shape_of(job, next_stage_on_running=at_once),

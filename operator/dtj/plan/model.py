@@ -20,7 +20,7 @@ class TensorBoard:
 
 
 def _not_rendered(replica: Replica) -> Manifest:
-    raise ValueError(f"no pods were made for the plan of {replica.name}: see with_pods")
+    raise ValueError(f"the plan has no manifest for pod {replica.name}: pass the plan to with_pods first")
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,13 @@ KSERVE_CONTAINER = "kserve-container"
 """The name by which KServe knows a predictor's container."""
 _LIVE, _READY = "/v2/health/live", "/v2/health/ready"
 _GRACE_SECONDS = 60
-# The seconds that a server continues after its deletion. Each node then knows that the pod has left the Service.
+# The seconds that a deleted server continues, until kube-proxy of each node has removed the pod from the Service.
 _LEAVING_SECONDS = 10
 
 
 @dataclass(frozen=True)
 class ModelServer:
-    """What to run. `models`: URIs by name. `options`: of the server, as words. `cpus`: also the default of --threads.
+    """A server of models. `models`: URIs by name. `options`: its options. `cpus`: also the default of --threads.
 
     `secret`: with the variables of S3, and DTJ_SERVE_TOKEN for a bearer token.
     """
@@ -51,12 +51,14 @@ class ModelServer:
 
 
 def default_name(models: Mapping[str, str]) -> str:
-    """Return a name after the first model. The plain name may be that of the job, whose Service is called so."""
+    """Return a name made of the first model's name. With the suffix, it differs from the Service of a job of that
+    name.
+    """
     return f"{next(iter(models))}-serve"
 
 
 def faults(server: ModelServer) -> Iterator[str]:
-    """Say, for each option that can't be, what would be right."""
+    """Yield a message for each invalid option, which says what would be right."""
     if not (is_dns_label(server.name) and len(server.name) <= LABEL_LENGTH):
         yield (
             f"--name {server.name!r} has to begin with a letter, and to consist of at most {LABEL_LENGTH} lower-case "
@@ -136,7 +138,7 @@ def deployment(server: ModelServer) -> Manifest:
 
 
 def service(server: ModelServer) -> Manifest:
-    """Return the Service, for the cluster alone."""
+    """Return the Service, which is reachable only within the cluster."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -159,11 +161,11 @@ def disruption_budget(server: ModelServer) -> Manifest:
 
 
 def inference_service(server: ModelServer) -> Manifest:
-    """Return KServe's InferenceService with a container of one's own.
+    """Return KServe's InferenceService with a custom predictor container.
 
-    https://kserve.github.io/website/docs/model-serving/predictive-inference/frameworks/custom-predictor. It has only
-    fields that Knative takes too, by which KServe may run it: security is the container's, and nothing waits at its
-    end.
+    https://kserve.github.io/website/docs/model-serving/predictive-inference/frameworks/custom-predictor. The object
+    has only fields that Knative Serving accepts too, since KServe may run predictors by Knative: the security context
+    is that of the container, and the container has no preStop hook.
     """
     container: Manifest = {"name": KSERVE_CONTAINER, **_container(server)}
     user = {"runAsNonRoot": True, "runAsUser": POD_USER, "runAsGroup": POD_USER}

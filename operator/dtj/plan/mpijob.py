@@ -139,7 +139,8 @@ def _with_own_index(variable: Manifest) -> Manifest:
 
 
 def _launcher(job: Job, first: Replica) -> Manifest:
-    # Kueue creates the MPIJob suspended. mpi-operator then starts the launcher together with the workers.
+    # If Kueue suspends the MPIJob at its creation, mpi-operator later starts the launcher together with the workers:
+    # LAUNCHER_WAITS makes the launcher wait for the workers.
     env = sizes(job) | _mpi_environment(job) | LAUNCHER_WAITS
     return _template(job, first, launcher_recipe(job, launcher_spec(job), env))
 

@@ -105,7 +105,7 @@ def _is_about(toleration: Any, key: str) -> bool:
 
 
 def history_of(job: Job) -> contract.History | None:
-    """Return what the history of a job needs; None for a job that keeps no artifacts or is not stored yet."""
+    """Return the facts that the history records of a job; None for a job without artifacts or not stored yet."""
     if job.artifacts_uri is None or job.created is None:
         return None
     roles = job.given
@@ -203,7 +203,7 @@ def cache_pod_spec(job: Job) -> Manifest:
             # the folder around it.
             mount["subPath"] = job.namespace
         case None:
-            raise ValueError("a cache without a volume: the job has faults")
+            raise ValueError("spec.data.cache has no volume: only a job without faults can be planned")
         case _:
             assert_never(source)
     return {
@@ -274,10 +274,11 @@ def headless_service(job: Job) -> Manifest:
 
 
 def restoring_peers(job: Job, pods: Mapping[str, int]) -> contract.Peers | None:
-    """Return how the pods that begin with the same checkpoint reach each other; None if no pod has another one.
+    """Return the addresses by which pods that restore the same checkpoint reach each other; None for a single pod,
+    and for pods that never restore a checkpoint.
 
-    pods: their number by role. They start together: none waits for one that is created later. Without artifacts, a
-    checkpoint comes from the pod of rank 0 alone, when the ranks restart in place.
+    pods: the number of these pods by role. All of them are created together, so that none waits for a pod that is
+    created later. Without artifacts, ranks that restart in place restore the checkpoint in the pod of rank 0.
     """
     if sum(pods.values()) < 2 or (job.spec.artifacts is None and not job.restarts_in_place):
         return None
@@ -331,13 +332,13 @@ def with_pods(job: Job, plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class Common:
-    """What the pods of a job have in common, worked out when the first of them is made."""
+    """The values that all pods of a job share. Each value is computed when the first pod needs the value."""
 
     job: Job
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """The variables of every strategy. Those of the replica itself are empty."""
+        """The variables that every strategy sets. Variables that differ by replica, such as DTJ_INDEX, are empty."""
         return _environment(self.job)
 
     @cached_property
@@ -444,7 +445,7 @@ def replica_pod(common: Common, replica: Replica, recipe: Recipe) -> Manifest:
 
 
 def replica_labels(replica: Replica, info: contract.PodInfo) -> dict[str, str]:
-    """Return the labels that tell a pod from the others of its job, and that say with which restarts it began."""
+    """Return the labels that identify a pod within its job, and LABEL_ROUNDS if the ranks can restart in place."""
     rounds = info.rounds
     return {
         LABEL_ROLE: replica.role,

@@ -1,7 +1,7 @@
 """The recipe of a container: what it runs, wherever it runs. Strategies return recipes.
 
-`plan.pods` makes a pod for Kubernetes of a recipe, and `local.plan` as a process of one machine. A recipe therefore
-names a host, a port or a mounted file by what it is: no code searches a rendered text for one.
+`plan.pods` turns a recipe into a pod of Kubernetes, and `local.plan` into a process of one machine. A recipe
+therefore has hosts, ports and mounted files as objects, so that no code has to search a rendered text for them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Render = Callable[[Part], str]
 
 
 class OfUser(str):
-    """A text of the job's spec among those of dtj: the user may have written the host name of a pod."""
+    """A text that the user wrote in the job's spec. Host names of pods in such a text are not `Host` objects."""
 
     __slots__ = ()
 

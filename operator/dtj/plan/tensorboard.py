@@ -66,7 +66,7 @@ def tensorboard(job: Job, default_image: str) -> TensorBoard | None:
 
 
 def turned_off(job: Job) -> Manifest:
-    """Return the patch for a Deployment that is not wanted, or not now: the Deployment stays without a pod."""
+    """Return the patch that scales the Deployment to 0 replicas while the job needs no TensorBoard."""
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

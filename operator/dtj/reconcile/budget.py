@@ -17,8 +17,8 @@ class Budget:
     """The jobs of one namespace, in the order in which they have room: small jobs, large jobs, ended jobs.
 
     Of the unended jobs the oldest are first, so that the newest of the large jobs has no room. Of the ended jobs the
-    newest are first: they may still have to be recorded. The order follows from the jobs, and not from the order in
-    which the operator hears of them: each leader decides the same.
+    newest are first: they may still have to be recorded. The order does not depend on the order in which the operator
+    receives the jobs, so that each leader comes to the same decision.
     """
 
     def __init__(self, most: int) -> None:

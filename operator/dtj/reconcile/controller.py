@@ -83,10 +83,12 @@ class Controller:
         """Return figures for the health check. Raises Stuck when a task has ended or a job has waited too long."""
         ended = [task.get_name() for task in self._tasks if task.done()]
         if ended:
-            raise Stuck(f"{', '.join(ended)} ended")
+            raise Stuck(f"tasks of the operator have ended: {', '.join(ended)}")
         oldest = self.queue.oldest()
         if oldest > STUCK_SECONDS:
-            raise Stuck(f"a job has waited {oldest:.0f} s")
+            raise Stuck(
+                f"a job has waited {oldest:.0f} s for a pass, or a pass has made no progress for this time"
+            )
         return {"queued": float(len(self.queue)), "oldestSeconds": round(oldest, 1)}
 
     async def _work(self) -> None:

@@ -193,13 +193,13 @@ class Elector:
             begin = self._clock()
             try:
                 if self._alive() and await self._attempt():
-                    _log.info("leading, as %s", self._identity)
+                    _log.info("acquired the lease: this process, %s, leads", self._identity)
                     return
             except (ApiError, TimeoutError) as error:
                 _log.warning("the lease can't be read or taken: %s", _said(error))
             if self._observed.holder != shown:
                 shown = self._observed.holder
-                _log.info("waiting: %s leads", shown or "nobody")
+                _log.info("waiting for the lease: its holder is %s", shown or "nobody")
             now, wake, free = self._clock(), begin + self._timing.retry_period, self._free_at()
             if now < free < wake:
                 wake = free
@@ -252,8 +252,8 @@ class Elector:
                 return False
         wanted = claimed(known, self._place, self._identity, self._now(), self._timing)
         self._claimed = True
-        # Count the renew deadline from before the request, so that it ends before the lease expires for others. They
-        # count from the time at which they see the stored lease.
+        # Count the renew deadline from before the request, so that the deadline ends before the lease expires for
+        # other candidates, who count from the time at which they see the stored lease.
         sent = self._clock()
         write = self._leases.create if known is None else self._leases.replace
         self._lease = await self._in_time(write(wanted))

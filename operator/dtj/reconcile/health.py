@@ -58,14 +58,14 @@ class Health:
 
 _log = logging.getLogger(__name__)
 STILL_SECONDS = 1.0
-"""The watchdog logs a loop that has not moved for longer, with the call stack of the loop's thread."""
+"""The watchdog logs an event loop that is blocked for longer, with the call stack of the loop's thread."""
 _BEAT_SECONDS = 0.1
 _LOOK_SECONDS = 0.25
 _MOST_FRAMES = 30
 
 
 class Heartbeat:
-    """Moves with the event loop in which `beat` runs."""
+    """Records when the event loop in which `beat` runs last ran a task: a blocked loop has an old heartbeat."""
 
     def __init__(self, clock: Callable[[], float], lag: Callable[[float], None]) -> None:
         """clock: returns seconds of a monotonic clock. lag: called with the seconds by which each beat was late."""
@@ -74,11 +74,11 @@ class Heartbeat:
         self._last = clock()
 
     def still(self) -> float:
-        """Return the seconds since the loop last moved. Any thread may call this method."""
+        """Return the seconds since the last beat of the loop. Any thread may call this method."""
         return self._clock() - self._last
 
     async def beat(self) -> NoReturn:
-        """Beat until the task is cancelled."""
+        """Record a beat ten times a second, until the task is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _BEAT_SECONDS
@@ -88,7 +88,7 @@ class Heartbeat:
 
 
 class Watchdog:
-    """Checks a heartbeat from a thread of its own, and logs once where a loop stands that no longer moves."""
+    """Checks a heartbeat from a thread of its own, and logs once the call stack of an event loop that is blocked."""
 
     def __init__(self, heartbeat: Heartbeat, clock: Callable[[], float]) -> None:
         """Create the watchdog in the thread of the event loop. clock: the clock of the heartbeat."""
@@ -115,7 +115,7 @@ class Watchdog:
             self.look()
 
     def look(self) -> None:
-        """Log where the loop stands, if the loop has not moved for STILL_SECONDS and the log does not say so yet."""
+        """Log the call stack of the loop's thread once, when the loop has been blocked for STILL_SECONDS."""
         before, self._looked = self._looked, self._clock()
         if self._looked - before > STILL_SECONDS:
             return  # The whole process, or its machine, was stopped. No pass has blocked the loop.

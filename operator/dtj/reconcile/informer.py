@@ -45,7 +45,7 @@ class Cache(Generic[T]):
         self._jobs: dict[Key, dict[str, T]] = {}
         self._keys: dict[str, Key] = {}
         self._listed: dict[Key, tuple[T, ...]] = {}
-        """What `of` returned since the last change of the job's objects."""
+        """The tuple that `of` returns for a job, until an object of the job changes."""
 
     def of(self, job: Key) -> tuple[T, ...]:
         """Return the objects of a job: the same tuple until one of the objects changes."""

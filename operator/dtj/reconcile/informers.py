@@ -156,9 +156,9 @@ class Informers:
             await informer.synced.wait()
 
     def refused(self) -> dict[str, str]:
-        """Return the namespaces in which the API server refuses a list or a watch, with its words.
+        """Return the API server's message for each namespace in which it refuses a list or a watch.
 
-        The name of all namespaces together is an empty string.
+        An empty string as namespace stands for all namespaces together.
         """
         refusals = (
             (namespace or "", next((each.refusal for each in informers if each.refusal), None))
@@ -183,14 +183,14 @@ class Informers:
                     for manifest in (job for job in jobs if self.jobs.has(job["metadata"]["uid"])):
                         self.jobs.put(manifest)
             except ApiError as error:
-                _log.warning("the spec of %s/%s: %s", *key, error)
+                _log.warning("the spec of job %s/%s can't be read: %s", *key, error)
                 # Repeat the request later, without a sleep in this loop: other jobs wait in the same queue.
                 asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._missing.put_nowait, key)
 
     def check(self) -> int:
         """Return the number of cached objects. Raises Stuck when an informer has ended."""
         if any(task.done() for task in self._tasks):
-            raise Stuck("a watch of jobs or their objects ended")
+            raise Stuck("a task that watches jobs or their objects has ended")
         return sum(map(len, self._caches))
 
 
@@ -229,7 +229,7 @@ def _config(manifest: Mapping[str, Any]) -> Owned:
 
 
 class Lister:
-    """A `View`."""
+    """The `View` that passes read: the newest content of the informers' caches."""
 
     def __init__(self, informers: Informers) -> None:
         self._informers = informers

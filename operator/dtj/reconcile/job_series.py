@@ -129,7 +129,7 @@ class JobSeries(Collector):
         self, clock: Callable[[], float], ended: Callable[[str, str], None] = lambda *_: None
     ) -> None:
         """clock: returns seconds of a monotonic clock.
-        ended: called with a namespace and a strategy whose counters end here.
+        ended: called with a namespace and a strategy whose counters are dropped.
         """
         self._clock = clock
         self._ended = ended

@@ -46,7 +46,7 @@ from dtj.status.times import written_time
 # which then changes nothing. An object that was deleted before the cache showed it is created again after this time.
 _SECONDS = 3.0
 _UNSEEN_SECONDS = 3600.0
-"""The seconds for objects that the operator has no permission to read. The operator may repeat their creation after
+"""As _SECONDS, for objects that the operator has no permission to read. The operator may repeat their creation after
 this time, in case a user has deleted them."""
 _UNSEEN = (CreateOwn, CreateSshSecret)
 _Key = tuple[str, ...]
@@ -71,7 +71,7 @@ class Expectations:
     def without(self, todo: Sequence[Action], attempt: int) -> list[Action]:
         """Return the actions that are not expected. Drop expectations that `todo` lacks: the cache shows them.
 
-        attempt: the one that the actions are for. Each attempt makes all its objects.
+        attempt: the attempt for which the actions are. A new attempt creates all its objects again.
         """
         if attempt != self._attempt:
             self._attempt, self._until = attempt, {}
@@ -194,13 +194,18 @@ class EventRecorder:
         """Names of the last events of the job."""
 
     def record(self, job: AnyJob, happening: Happening) -> None:
-        """Queue an event behind those that wait, unless the job has no token left. A final event needs none."""
+        """Queue an event behind those that wait, unless the job has no token left. A final event needs no token."""
         manifest = event(job, happening, written_time(self._clock.now()))
         name = manifest["metadata"]["name"]
         if name in self._recorded:
             return
         if not happening.final and not self._take():
-            _log.debug("%s/%s: no event, the job had too many: %s", job.namespace, job.name, happening.reason)
+            _log.debug(
+                "%s/%s: the event %s is not created, because the job has had too many events",
+                job.namespace,
+                job.name,
+                happening.reason,
+            )
             return
         self._recorded = [*self._recorded, name][-_BURST:]
         _log.info("%s/%s: %s: %s", job.namespace, job.name, happening.reason, happening.message)
@@ -228,7 +233,7 @@ class EventRecorder:
                 await cluster.create(manifest)
             except ApiError as error:
                 if error.status != 409:  # 409: the event exists. An earlier request created the event.
-                    _log.warning("event %s: %s", manifest["metadata"]["name"], error)
+                    _log.warning("event %s was not created: %s", manifest["metadata"]["name"], error)
                 if error.status in _PASSING or error.status >= 500:
                     self._pause = min(2 * self._pause or _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
                     wait = max(self._pause, error.retry_after or 0.0)

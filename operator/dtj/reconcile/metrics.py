@@ -59,7 +59,7 @@ def process_registry(leads: Callable[[], bool], lag: Histogram) -> CollectorRegi
 
 
 def _restarts(status: JobStatus, cause: str) -> int:
-    """Return the number of restarts of a cause. A restart in place has no other cause."""
+    """Return the number of restarts of a cause. Restarts in place do not count as restarts of cause application."""
     restarts = status.restarts
     in_place = restarts.in_place or 0
     return restarts.application - in_place if cause == "application" else getattr(restarts, cause) or 0
@@ -83,7 +83,10 @@ class OperatorMetrics:
         to.register(self.jobs)
         whose = ["job_namespace", "strategy"]
         self._finished = Counter(
-            "dtj_jobs_finished", "Jobs that ended, by how.", [*whose, "result", "reason"], registry=to
+            "dtj_jobs_finished",
+            "Jobs that ended, by result and reason.",
+            [*whose, "result", "reason"],
+            registry=to,
         )
         self._restarts = Counter(
             "dtj_job_restarts",

@@ -38,7 +38,7 @@ def serve_metrics(port: int, registry: CollectorRegistry) -> None:
 
 
 class Page:
-    """The WSGI application. It makes one text at a time, and gives it to all who ask within a second."""
+    """The WSGI application. It generates one text at a time, and sends each text to all clients within one second."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._app = make_wsgi_app(registry)
@@ -69,7 +69,7 @@ class Page:
         try:
             body = list(self._app(environ, lambda status, headers: begun.append((status, headers))))
         except Exception:
-            _log.exception("the metrics can't be read")
+            _log.exception("GET /metrics: the metrics can't be generated")
             raise
         return *begun[0], body
 
@@ -86,7 +86,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(*arguments, **options)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread. If there are too many, the address that has most connections loses its oldest."""
+        """Answer in a thread. Above MOST_CONNECTIONS, close the oldest connection of the address that has most."""
         with self._lock:
             taken = len(self._ending) < MOST_CONNECTIONS
             if taken:
@@ -116,7 +116,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing: clients may go at any time."""
+        """Print nothing about an error of a connection: clients may disconnect at any time."""
 
 
 class _BothFamilies(_Server):
@@ -131,7 +131,7 @@ class _Quiet(WSGIRequestHandler):
     timeout = _SECONDS
 
     def get_stderr(self) -> io.StringIO:
-        """Return where the server prints that a client has gone: nowhere."""
+        """Return a stream that discards the server's message about a client that has disconnected."""
         return io.StringIO()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name

@@ -30,8 +30,7 @@ T = TypeVar("T", bound=_Owned)
 class OwnedCache(Cache[T]):
     """Keeps the objects of jobs, and nothing of an object without an owner.
 
-    The newest objects with an unknown owner stay, because the operator may hear of an object before it hears of the
-    object's job.
+    The newest objects with an unknown owner stay, because the operator may receive an object before the object's job.
     """
 
     def __init__(

@@ -95,7 +95,12 @@ class ProgressPoller:
                     return False
 
         taken = await asyncio.gather(*(ask(name, ip) for name, ip in pods.items()))
-        _log.info("%d of %d pods write their stacks: %s", sum(taken), len(pods), some([*pods]))
+        _log.info(
+            "%d of %d stalled pods accepted the request to write their stacks: %s",
+            sum(taken),
+            len(pods),
+            some([*pods]),
+        )
 
     def _url(self, name: str, ip: str, path: str) -> str:
         return f"http://{f'[{ip}]' if ':' in ip else ip}:{self._port(name)}{path}"
@@ -119,7 +124,7 @@ class ProgressPoller:
             self._leave(key, name)
 
     def leave(self, key: Key) -> None:
-        """Stop to ask the pods of a job."""
+        """Stop asking the pods of a job for reports."""
         for name in list(self._followed.get(key, ())):
             self._leave(key, name)
         self._followed.pop(key, None)

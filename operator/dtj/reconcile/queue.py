@@ -50,7 +50,7 @@ class WorkQueue:
         """The keys that wait, by namespace. The first namespace has the next turn."""
         self._large = large
         self._large_ready: _Turns = OrderedDict()
-        """The keys of large jobs that wait, in the same way."""
+        """The keys of large jobs that wait, by namespace. The first namespace has the next turn."""
         self._large_busy: Key | None = None
         """The key of the large job that a worker has."""
         self._since: dict[Key, float] = {}

@@ -192,7 +192,7 @@ class Reconciler:
         that one write has the changes of several pods.
         moves: called with the key of a job after each answered request: a pass over a large job may take long.
         at_once: the most pods of a job that the executor creates or deletes at a time.
-        crowded: returns whether other jobs have, or wait for, a pass. A large job then gets fewer at a time.
+        crowded: returns whether other jobs have, or wait for, a pass. `at_once` is then smaller.
         host_paths: folders of nodes below which jobs may cache data; None: any.
         recorder: makes record pods; None: the ends of jobs are not recorded, except by their own pods.
         """
@@ -253,11 +253,11 @@ class Reconciler:
         return next_force_deletion(pods, now)
 
     async def _pass(self, key: Key, manifest: Mapping[str, Any]) -> float | None:
-        # Observe.
+        # Observe: take a snapshot of the job.
         memory = self._remembered(key, manifest["metadata"]["uid"])
         seen = await self._observer.observe(key, memory, memory.stored.latest(manifest))
         self._catch_up(memory, seen)
-        # Decide. A cache that is behind must not begin a new attempt.
+        # Decide: compute the status and the requests. A cache that is behind must not begin a new attempt.
         decided = await memory.cost.count(partial(decide, seen), size(seen.job, seen.observed.pods))
         memory.over = decided.decision.status.conditions.finished
         if await self._is_cache_behind(seen, decided):
@@ -269,12 +269,12 @@ class Reconciler:
         todo = memory.refusals.without(todo, (seen.job.generation, attempt))
         if seen.names_secret:
             decided, todo = await self._name_secret(memory, seen, decided, todo)
-        # Store the status.
+        # Store the status, unless only its counts of pods are new and can wait.
         wait = self._wait_to_store(memory, seen, decided, todo)
         stored = seen.job.status if wait is not None else await self._store(memory, seen, decided)
         self._metrics.see(key, seen.job, stored, seen.observed)
         await memory.recorder.flush(self._cluster)
-        # Ask pods for reports, and act.
+        # Choose the pods that are asked for reports, and carry out the actions.
         self._observer.follow(key, seen, decided.decision.status)
         self._ask_for_stacks(memory, seen, decided.decision.stalled_since)
         if decided.decision.status.attempt != attempt:
@@ -382,7 +382,7 @@ class Reconciler:
         if seen.plan is None or not isinstance(job, Job):
             return None
         tries = memory.board_tries
-        # Try at once again if the spec or the existing objects change: the object with a conflicting name may be
+        # Try again at once if the spec or the existing objects change: the object with a conflicting name may be
         # gone.
         tries.of((job.generation, wanted(job, seen.plan) is None, len(seen.services), len(seen.boards)))
         if left := tries.due_in():
@@ -390,7 +390,12 @@ class Reconciler:
         try:
             memory.no_tensorboard = await keep(self._cluster, job, seen.plan, seen.services, seen.boards)
         except ApiError as error:
-            _log.warning("%s/%s: its TensorBoard: %s", job.namespace, job.name, error)
+            _log.warning(
+                "%s/%s: the TensorBoard of this job can't be created or updated: %s",
+                job.namespace,
+                job.name,
+                error,
+            )
         else:
             if memory.no_tensorboard is None:
                 tries.reset()

@@ -39,7 +39,7 @@ MOST_IN_VAIN = 2
 MOST_REMEMBERED = 1_000
 """The number of namespaces that are remembered because their last record pod failed. The oldest are forgotten, since
 the operator does not learn of deleted namespaces."""
-# A job loses its place if it has not asked for it for this many seconds: its passes fail or no longer take place.
+# A job loses its place if no pass over the job has asked for a place for this many seconds, since all passes fail.
 _FORGOTTEN_SECONDS = 600.0
 
 
@@ -127,7 +127,7 @@ class RecordPlaces:
 _log = logging.getLogger(__name__)
 MOST_LOST = 5
 """The number of record pods of a job that the cluster may take away before the operator gives up the record."""
-# A job that waits for a place gets a pass when the place is free. It also asks again after this many seconds.
+# A job that waits for a place gets a pass when the place is free, and another pass after this many seconds.
 _TURN_SECONDS = 60.0
 _PLACE = "spec.artifacts"
 
@@ -228,7 +228,7 @@ class RecordKeeper:
                     elif pod.name == name:
                         memory.record_tries.fail()
         except ApiError as error:
-            _log.warning("%s/%s: its record pod: %s", *key, error)
+            _log.warning("%s/%s: a record pod of this job can't be deleted: %s", *key, error)
             return FIRST_SECONDS
         if not wanted:
             self.forget(key)
@@ -275,7 +275,12 @@ class RecordKeeper:
         else:
             memory.no_record = None
             return None
-        _log.warning("%s/%s: its record pod: %s", job.namespace, job.name, memory.no_record.why)
+        _log.warning(
+            "%s/%s: the record pod of this job can't be created: %s",
+            job.namespace,
+            job.name,
+            memory.no_record.why,
+        )
         self._places.leave((job.namespace, job.name))
         memory.record_tries.fail()
         return 0.0 if memory.no_record.lasting else memory.record_tries.due_in()

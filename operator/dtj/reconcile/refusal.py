@@ -25,7 +25,7 @@ _ROUNDING_SECONDS = 0.01
 
 
 def pause(failed: int, uid: str, growth: float = _GROWTH) -> float:
-    """Return the seconds until the next try after so many tries in a row that failed.
+    """Return the seconds until the next try. failed: the number of tries in a row that failed.
 
     Jobs that are refused at the same time, for example by one quota, are not all tried at the same time: the uid of
     the job lengthens each of its pauses by a share of up to 0.4. So an hour costs a job at most 13 tries.
@@ -35,7 +35,7 @@ def pause(failed: int, uid: str, growth: float = _GROWTH) -> float:
 
 
 class Tries:
-    """The tries of one thing for one job."""
+    """The failed tries of a request for one job, and the pause before the next try."""
 
     def __init__(self, uid: str, elapsed: Callable[[], float], growth: float = _GROWTH) -> None:
         """elapsed: returns seconds of a monotonic clock. growth: the factor from a pause to the next."""
@@ -53,13 +53,13 @@ class Tries:
         self._next = self._elapsed() + pause(self.failed, self._uid, self._growth)
 
     def of(self, what: object) -> None:
-        """Reset unless the last try was of the same: its refusal says nothing of this one."""
+        """Reset the count if `what` is new: the refusal of an earlier request says nothing about another request."""
         if self._what != what:
             self._what = what
             self.reset()
 
     def reset(self) -> None:
-        """Note that a try succeeded, or that the next one is of something else."""
+        """Forget the failed tries: a try succeeded, or the next try is of another request."""
         self.failed, self._next = 0, 0.0
 
     def due_in(self) -> float:
@@ -139,7 +139,7 @@ class Refusals:
     """When the message of the obstacle last changed, in seconds of the clock."""
 
     def without(self, todo: Sequence[Action], tried: object) -> list[Action]:
-        """Return the actions without creations, while a try of the same was refused and the next is not due.
+        """Return the actions. Leave out creations while the last try was refused and the next try is not due.
 
         tried: the generation of the job, and the attempt.
         """
@@ -149,7 +149,7 @@ class Refusals:
         return [action for action in todo if not isinstance(action, CREATIONS)]
 
     def begin(self) -> tuple[tuple[str, str] | None, tuple[Fault, ...]]:
-        """Reset the refusals at the beginning of a try. Returns the obstacle and the faults of the last one."""
+        """Reset the refusals at the beginning of a try. Returns the obstacle and the faults of the last try."""
         before = self.obstacle, self.invalid
         self.obstacle, self.invalid = None, ()
         self._unmade, self._unmade_before = 0, self._unmade
@@ -158,8 +158,8 @@ class Refusals:
     def refused(self, refused: CreationRefused, before: tuple[str, str] | None) -> None:
         """Note a refusal. before: the obstacle of the last try.
 
-        Some refusals have other words each time, such as the figures of a quota or the number of a request: the
-        status shows new words of the same reason seldom.
+        Some refusals have another message each time, for example with the figures of a quota or the number of a
+        request. While the reason stays the same, the status shows a new message once an hour at most.
         """
         self.tries.fail()
         if refused.invalid:
@@ -174,7 +174,8 @@ class Refusals:
     def unmade(self, error: Unmade) -> None:
         """Note that the API server could not create an object.
 
-        What lasts for some passes is an obstacle: the status shows it, and the tries become as rare as others.
+        An error that lasts for several passes becomes an obstacle: the status shows the error, and the pause before
+        the next try grows as after a refusal.
         """
         self._unmade = self._unmade_before + 1
         if self._unmade >= (_PASSES_WITHOUT_ACCOUNT if error.status == 403 else 2):
@@ -183,7 +184,7 @@ class Refusals:
 
 
 def refuse(error: ApiError, manifest: Manifest) -> None:
-    """Raise the exception for an error of a creation: Refused for a refusal, Unmade or `error` to repeat the pass.
+    """Raise the exception for a failed creation: CreationRefused, or Unmade or `error` to repeat the pass.
 
     Return when the namespace is being deleted.
     """

@@ -60,7 +60,7 @@ class Snapshot:
 
 
 def size(job: AnyJob, pods: Sequence[PodView]) -> int:
-    """Return the number of pods that a job wants or has, whichever is larger. The cost of a pass grows with it."""
+    """Return the number of pods that a job wants or has, whichever is larger: a measure of the cost of a pass."""
     roles = job.given if isinstance(job, Job) else {}
     wanted = sum(role.replicas for role in roles.values())
     return max(wanted, len(pods))

@@ -120,7 +120,7 @@ def indexes_text(indexes: Iterable[int]) -> str:
 
 
 def indexes_in(text: str) -> Iterable[int]:
-    """Yield the indexes of such a text. Anybody with the right to write the status may have written it."""
+    """Yield the indexes of a text such as `1,3-5,7`. Invalid parts, which a user may have written, yield nothing."""
     for run in text.split(","):
         first, _, last = run.partition("-")
         if first.isdecimal() and (last or first).isdecimal():

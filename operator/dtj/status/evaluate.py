@@ -72,7 +72,10 @@ _AFTER_COUNT_SECONDS = 1.0
 
 
 def no_pods(draft: Draft, faults: Sequence[Fault], *, waits: bool) -> tuple[str, str]:
-    """Say why no pod is created. waits: whether the faults may go without a change of the job."""
+    """Set the condition Created to the reason why no pod is created. Return the reason and the message.
+
+    waits: whether the faults may disappear without a change of the job.
+    """
     reason = Reason.NAMESPACE_FULL if waits else Reason.SPEC_INVALID
     message = in_a_line(faults, LONGEST_CONDITION)
     draft.set(ConditionType.CREATED, True, reason, message)
@@ -87,7 +90,7 @@ def evaluate(
     shape: the plan of the present attempt; None when the job has faults and therefore no plan.
     """
     decision = _evaluate(job, shape, faults, observed, now)
-    # Count out the pods of a finished job that dtj ends itself. The pods of an MPIJob are left to mpi-operator.
+    # Set the counts of a finished job's pods to 0 if dtj deletes the pods. mpi-operator deletes those of an MPIJob.
     if decision.status.conditions.finished and observed.mpijob is None and ends_pods(job, decision.status):
         decision = replace(decision, status=counted_out(decision.status))
     decision = replace(decision, pods=_pods(job, shape, observed, decision, now))
@@ -174,7 +177,7 @@ def _of_pods(job: AnyJob, shape: Shape, observed: Observed, draft: Draft) -> Dec
         draft.start_time = None
     deadline = job.run_policy.active_deadline_seconds
     left = None if deadline is None or queued else deadline - seconds_since(start, now)
-    # Find the pods that are gone without a trace.
+    # Find the pods that existed and no longer exist.
     missing = vanished(job, shape, pods)
     # Before all pods have run, the operator recreates a deleted pod, unless the pod belongs to a group.
     lost_names = missing if old.all_running_time or shape.all_or_nothing else ()

@@ -53,7 +53,7 @@ def _export(old: JobStatus, new: JobStatus) -> list[Happening]:
 
 
 def _in_place(old: JobStatus, new: JobStatus) -> list[Happening]:
-    """Return the event of restarts in place: one for each report that tells of more of them."""
+    """Return one event for each report with a higher number of restarts in place than the stored one."""
     counted = new.restarts.in_place or 0
     more = counted - (old.restarts.in_place or 0)
     if more <= 0 or new.failure is None:

@@ -59,7 +59,7 @@ def read_termination(end: Exit) -> Termination | None:
 
 
 def read_failure(message: object) -> Termination | None:
-    """Return what a pod says of a failure, in the form of a termination message; None if it is no object."""
+    """Return a pod's report of a failure in the form of a termination message; None if the report is no object."""
     if not isinstance(message, dict):
         return None
     values: dict[str, Any] = {}
@@ -95,9 +95,10 @@ _CONSEQUENCES: Mapping[str, float] = {
     FailureClass.PEERS_UNREACHABLE: SETTLE_SECONDS,
     FailureClass.SIGNAL: SETTLE_SECONDS,
 }
-# The same seconds for a pod that depends on other pods and wrote no termination message of dtj-launch.
+# As _CONSEQUENCES, for a pod that depends on other pods and has no termination message of dtj-launch.
 _UNREPORTED_CONSEQUENCES = {**_CONSEQUENCES, FailureClass.APPLICATION_ERROR: SETTLE_SECONDS}
-# No program is at fault: the operator had already abandoned the pod, or the next attempt uses another port.
+# Failure classes for which no program is at fault: the operator had given up the pod before, or another process held
+# the port, which the next attempt does not use.
 _NOT_THE_PROGRAMS = frozenset[str]({FailureClass.SUPERSEDED, FailureClass.PORT_IN_USE})
 # The kubelet sets this reason on a pod that it evicts.
 _EVICTED = "Evicted"
@@ -321,7 +322,7 @@ def _failed(attempt: int, pod: PodView, peers: Set[str]) -> Loss:
 
 
 def told_failure(attempt: int, pod: PodView, kind: str, told: Termination) -> Failure:
-    """Return the failure of a pod as dtj-launch tells it. kind: its class."""
+    """Return the failure of a pod as dtj-launch reported the failure. kind: the failure class."""
     return _failure(attempt, pod, kind, told.get("message", kind)).model_copy(
         update={
             "rank": told.get("rank"),

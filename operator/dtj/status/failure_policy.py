@@ -163,7 +163,7 @@ def _needed_again(attempt: int, shape: Shape, pods: Sequence[PodView]) -> Loss |
         loss,
         failure=loss.failure.model_copy(update={"failure_class": Reason.COMPLETED}),
         others=frozenset(pod.name for pod in ended),
-        excuse=f"{name} has restarted since, and that restart is counted",
+        excuse=f"{name} has restarted since, and that restart is counted, so that this loss does not count",
     )
 
 
@@ -186,7 +186,10 @@ def _told_apart(loss: Loss, old: JobStatus, shape: Shape, now: datetime) -> Loss
     if ConditionType.RESTARTING not in old.conditions.holding and ago > FOLLOWS_SECONDS:
         return loss
     # Blame no node. The cause is known, so that a short wait for further losses is enough.
-    excuse = "the replica to which it lost its connection has restarted since, and that restart is counted"
+    excuse = (
+        "the replica to which it lost its connection has restarted since, and that restart is counted, so that this "
+        "loss does not count"
+    )
     return replace(loss, excuse=excuse, nodes=frozenset(), settle=min(loss.settle, SETTLE_SECONDS))
 
 
@@ -196,7 +199,8 @@ def _scaled_down(loss: Loss, old: JobStatus) -> Loss:
     before = old.replica_statuses.get(failure.role or "")
     if not loss.infrastructure or before is None or failure.index is None or failure.index < before.desired:
         return loss
-    return replace(loss, excuse="the job was scaled down, and wants this replica again", nodes=frozenset())
+    excuse = "a scale-down removed this replica, and the job now asks for it again, so that this loss does not count"
+    return replace(loss, excuse=excuse, nodes=frozenset())
 
 
 def _leading(shape: Shape) -> frozenset[str]:

@@ -1,9 +1,10 @@
-"""Restarts in place: the agents in the pods have started the ranks again, and a pod says how often.
+"""Restarts in place: the agents in the pods start the ranks again, and a pod reports the number of these restarts.
 
-The agents decide, and hold runPolicy.backoffLimit, without the operator: see `dtj_trainer.launch.restart_in_place`.
-The operator counts afterwards. The label LABEL_ROUNDS of a pod has `restarts.application` of the time when the pod
-was made, and the status has what is counted since: their difference is what is counted of the present attempt. So a
-report that is read twice counts once, whichever operator has read it before.
+The agents decide without the operator, and keep within runPolicy.backoffLimit: see
+`dtj_trainer.launch.restart_in_place`. The operator counts the restarts afterwards. The label LABEL_ROUNDS of a pod
+has the value of `restarts.application` when the pod was made. The difference between the value in the status and this
+value is the number of restarts of the present attempt that are counted already. Therefore a report that is read
+twice, also by two operators, counts once.
 """
 
 from __future__ import annotations
@@ -24,19 +25,21 @@ from dtj_trainer.contract.failure_class import FailureClass
 
 @dataclass(frozen=True)
 class _Told:
-    """What a pod says of the restarts in place of its attempt."""
+    """The report of a pod about the restarts in place of its attempt."""
 
     pod: PodView
     restarts: InPlace
 
     @property
     def before(self) -> int:
-        """The restarts after failures of the program when the pod was made."""
+        """The number of restarts after failures of the program when the pod was made."""
         return self.pod.rounds.before if self.pod.rounds else 0
 
     @property
     def count(self) -> int:
-        """The restarts in place since then. The agents never exceed the limit, but another program may say so."""
+        """The number of restarts in place since the pod was made, at most up to the limit, which the agents keep.
+        Another program may report a higher number.
+        """
         limit = self.pod.rounds.limit if self.pod.rounds else 0
         return max(min(self.restarts.count, limit - self.before), 0)
 
@@ -54,7 +57,7 @@ def count_in_place(
     old = draft.job.status.restarts
     application = max(old.application, told.before + told.count)
     more = application - old.application
-    # An operator without the field may have dropped `in_place`, but not `application`.
+    # An older operator, which lacks the field, may have dropped `in_place` from the status, but not `application`.
     in_place = max((old.in_place or 0) + more, told.count)
     if in_place == (old.in_place or 0):
         return False
@@ -68,7 +71,7 @@ def count_in_place(
 
 
 def _told(shape: Shape, reported: InPlace | None, named: Mapping[str, PodView]) -> Iterator[_Told]:
-    """Yield what the pods of the attempt say: the reporting pod while it runs, and those that tell the end."""
+    """Yield the reports of the attempt's pods: the last answer of the reporting pod, and termination messages."""
     for name in {shape.reporter: None, **dict.fromkeys(shape.tells_the_end)}:
         pod = named.get(name)
         if pod is None or pod.rounds is None:

@@ -30,7 +30,9 @@ _BOTTLENECK_LENGTH = 1024
 
 
 class Utilisation(ApiModel):
-    """What a pod uses lately. It is in no status, because it always changes; the metrics have it."""
+    """The resources that a pod uses at present. They change in each report, so only the metrics have them, not the
+    status.
+    """
 
     cpu_cores: Measured = None
     """Processors in use."""
@@ -41,15 +43,15 @@ class Utilisation(ApiModel):
 
 @dataclass(frozen=True)
 class InPlace:
-    """The restarts in place since the pods were made, as a pod tells them."""
+    """The restarts in place since the pods were made, as reported by a pod."""
 
     count: int
     failure: Termination
-    """The cause of the last one; empty where the pod names none."""
+    """The cause of the last restart; empty if the pod reports no cause."""
 
 
 def read_in_place(said: Any) -> tuple[InPlace | None, int]:
-    """Return what a pod says of restarts in place, and the number of dropped values."""
+    """Return a pod's report of restarts in place, and the number of values that were dropped."""
     if said is None:
         return None, 0
     count = number(said.get("count"), 0, MOST_COUNTED) if isinstance(said, Mapping) else None
@@ -61,16 +63,16 @@ def read_in_place(said: Any) -> tuple[InPlace | None, int]:
 
 @dataclass(frozen=True)
 class ProgressReport:
-    """The values of an answer."""
+    """The values of a pod's answer to GET /progress."""
 
     progress: ProgressStatus | None = None
     artifacts: ArtifactsStatus | None = None
     bottleneck: tuple[str, str] | None = None
     """Reason and message, from the report's progress."""
     checkpoint_held_up: str | None = None
-    """What holds up the next checkpoint; empty: nothing; None: the pod does not say."""
+    """What holds up the next checkpoint; empty: nothing; None: the pod reports nothing about checkpoints."""
     artifacts_incomplete: str | None = None
-    """The files that are not uploaded or not restored, with the reasons; empty: none; None: the pod does not say."""
+    """The files that are not uploaded or not restored, with the reasons; empty: none; None: not reported."""
     program_ended: bool = False
     """Whether the training is over: the pod's programs have ended (phases), or export the model (progress)."""
     utilisation: Utilisation | None = None
@@ -111,7 +113,7 @@ def _only_in_pod(checkpoint: Any) -> tuple[PodCheckpointStatus | None, int]:
 
 
 def artifacts_incomplete(report: Mapping[str, Any]) -> str | None:
-    """Return which files a pod has not uploaded or not restored, and why; empty: none; None: the pod does not say."""
+    """Return which files a pod has not uploaded or not restored, and why; empty: none; None: not reported."""
     refused, left_out = _said(report, "notUploaded"), _said(report, "notRestored")
     if refused is None or left_out is None:
         return None
@@ -255,7 +257,7 @@ class Observed:
     pod_checkpoint: PodCheckpointStatus | None = None
     """The newest checkpoint of the reporting pod, if the bucket does not have it."""
     in_place: InPlace | None = None
-    """The restarts in place that the reporting pod has told; None: none."""
+    """The restarts in place that the reporting pod has reported; None: no restart."""
     mpijob: MpiJob | None = None
     """The MPIJob to which the job is delegated."""
 

@@ -135,7 +135,7 @@ class PodView:
 
     @property
     def unusual(self) -> bool:
-        """Return whether the pod is in another state than that of training: it runs, is ready, and stays."""
+        """Return whether the pod is not in the normal state of a training: running, ready, and not about to end."""
         return not (self.running and self.ready) or bool(
             self.disrupted or self.silent or self.ended or self.waiting or self.gates or self.reason
         )
@@ -150,7 +150,7 @@ class PodSet(tuple[PodView, ...]):
 
     @cached_property
     def unusual(self) -> PodSet:
-        """The pods in another state than that of training."""
+        """The pods that are not in the normal state of a training: see `PodView.unusual`."""
         return PodSet(pod for pod in self if pod.unusual)
 
     @cached_property
@@ -160,7 +160,7 @@ class PodSet(tuple[PodView, ...]):
 
     @cached_property
     def attempts(self) -> frozenset[int]:
-        """The attempts that the pods are of."""
+        """The attempts to which the pods belong."""
         return frozenset(pod.attempt for pod in self)
 
     @cached_property

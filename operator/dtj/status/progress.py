@@ -203,7 +203,7 @@ def look(draft: Draft, shape: Shape, observed: Observed, named: Mapping[str, Pod
     read = draft.progress is not None and draft.progress.source == "Output"
     if read and policy.stall_policy is StallPolicy.RESTART:
         stacks += (
-            "; steps that are read from the program's output restart no job, unless "
+            "; a stall of steps that are read from the program's output restarts no job, unless "
             f"{contract.ENV_READ_OUTPUT} is trusted"
         )
     message = f"all pods run, but {where} for {timeout} s (runPolicy.stallTimeoutSeconds); {stacks}"

@@ -22,7 +22,7 @@ SUSPENDED_SECONDS = 60.0
 POD_SECONDS = 300.0
 """Seconds from the creation of a record pod, or from the first refusal of one, until the operator gives up."""
 TURN_SECONDS = 3600.0
-"""Seconds from a job's end until it gives up waiting for a record pod: few jobs may have record pods at a time."""
+"""Seconds after a job's end in which the operator may create its record pod. Few jobs have record pods at a time."""
 _OURS = (Reason.SUSPENSION_RECORDED, Reason.RECORD_REFUSED, Reason.RECORD_GIVEN_UP)
 
 
@@ -109,7 +109,8 @@ def _ended(
     result = _by_pod(job, decision, pod, refusal, now)
     if result.wanted and pod is None and seconds_since(ended, now) > TURN_SECONDS:
         late = (
-            f"no record pod was free for the job within {TURN_SECONDS / 60:.0f} minutes: too many jobs ended"
+            f"the operator could not create a record pod within {TURN_SECONDS / 60:.0f} minutes after the job's end, "
+            "because too many jobs ended at the same time"
         )
         return Recording(replace(decision, status=_with(job, status, Reason.RECORD_GIVEN_UP, late, now)))
     # The record may be late because other jobs came first. Do not delete the job by its TTL while the operator still

@@ -40,7 +40,7 @@ def describe_avoided(nodes: Sequence[str]) -> str:
     if not nodes:
         return ""
     more = f" and {len(nodes) - _MOST_NAMED} more" if nodes[_MOST_NAMED:] else ""
-    return f"; avoids {', '.join(nodes[:_MOST_NAMED])}{more}, where pods were lost before"
+    return f"; new pods avoid {', '.join(nodes[:_MOST_NAMED])}{more}, where pods were lost before"
 
 
 def count_nodes(draft: Draft, loss: Loss) -> str:
@@ -240,7 +240,9 @@ def has_new_checkpoint(draft: Draft) -> bool:
 
 
 def skip_checkpoint(draft: Draft, loss: Loss, shape: Shape) -> str:
-    """Note the checkpoint from which the lost attempt has not gone on. Return a text that says so, or none."""
+    """Add the restored checkpoint to those to skip if the attempt failed before its first step. Return a text about
+    the skip for the message of the loss; empty if no checkpoint is skipped.
+    """
     restored = draft.artifacts.restored if draft.artifacts else None
     if restored is None or restored.uri is None or not _is_fruitless(draft, loss, shape):
         return ""

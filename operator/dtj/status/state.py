@@ -1,7 +1,7 @@
 """`status.state`: the phase of a job, or instead a word for a lasting problem, such as ImagePullBackOff.
 
 Unfinished and failed jobs have different words, so that one word tells whether a job may still succeed.
-docs/states.md describes the words for users, and a test compares the page with this module.
+docs/status.md describes the words for users, and a test compares the page with this module.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class JobState:
 def state_of(status: JobStatus, now: datetime | None = None) -> JobState | None:
     """Return the state of a job with this phase, these conditions and this failure; None before it has a phase.
 
-    now: tells whether a wait has lasted; None: each has.
+    now: the time with which LASTING_SECONDS of an obstacle are compared; None: every obstacle counts as lasting.
     """
     phase = status.phase
     if phase is None:
@@ -88,7 +88,8 @@ def state_of(status: JobStatus, now: datetime | None = None) -> JobState | None:
 def shown_state(status: JobStatus) -> tuple[str | None, str | None]:
     """Return the stored word and its reason; both None before the operator has seen the job.
 
-    A pod that records the end of its job, and an earlier operator, store none: then both follow from the rest.
+    A status that an earlier operator stored, or that a pod recorded as the end of its job, has no word. The word and
+    its reason are then computed from the other fields.
     """
     if status.state is not None:
         return status.state, status.message

@@ -23,7 +23,7 @@ from dtj.status.times import seconds_since
 from dtj_trainer.contract import END_FILE
 from dtj_trainer.contract.history import NOTHING_KEPT
 
-# The state and the results of the evaluator.
+# Read the state and the results of the evaluator from its pod and its reports.
 
 
 def has_ended(evaluator: PodView) -> bool:
@@ -46,7 +46,7 @@ def has_seen(evaluation: ProgressStatus | None, artifacts: ArtifactsStatus | Non
 def last_checkpoint(artifacts: ArtifactsStatus | None) -> str | None:
     """Return the name of the newest checkpoint for messages: its step, or else that of its folder.
 
-    Nothing says when the evaluator has seen a checkpoint without a step.
+    The operator can't find out whether the evaluator has seen a checkpoint without a step.
     """
     last = artifacts.checkpoint if artifacts else None
     if last is None:

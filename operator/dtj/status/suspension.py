@@ -129,7 +129,8 @@ def resumed(draft: Draft, shape: Shape) -> Decision:
         draft.replica_attempts = in_attempt(draft.job, shape.attempts, attempt)
     message = f"runPolicy.suspend is false: attempt {attempt} begins"
     chosen, known = own_checkpoint(draft.job), draft.resumed_from
-    # Go back once for each value of `resumeUri`: a queue also suspends and resumes the job.
+    # Go back to the chosen checkpoint only once for each value of `resumeUri`: after a suspension by a queue, the job
+    # continues from its newest checkpoint.
     if chosen and (known is None or known.uri != chosen):
         draft.resumed_from = ResumedFromStatus(uri=chosen, attempt=attempt)
         message += f" from {chosen}"
@@ -139,7 +140,7 @@ def resumed(draft: Draft, shape: Shape) -> Decision:
 
 
 def own_checkpoint(job: AnyJob) -> str | None:
-    """Return `resumeUri` if it names a checkpoint of the job itself, else None. It may end with a slash."""
+    """Return `resumeUri` if it names a checkpoint of the job itself, with or without a final slash, else None."""
     if isinstance(job, UnreadableJob) or job.spec.artifacts is None:
         return None
     uri, prefix = job.spec.artifacts.resume_uri or "", f"{job.artifacts_uri}/{contract.CHECKPOINTS}/"
@@ -201,7 +202,7 @@ def _queue_wait(job: AnyJob, shape: Shape, pod: PodView) -> str:
         )
     if pod.queue is None and not any(gate.startswith(_KUEUE_PREFIX) for gate in pod.gates):
         return f"the scheduling gate {', '.join(pod.gates) or 'of unknown name'} holds {pod.name}"
-    queue = f"queue {pod.queue}" if pod.queue else "a queue, and its pods name none"
+    queue = f"queue {pod.queue}" if pod.queue else "a queue that its pods do not name"
     return (
         f"waits for quota in {queue}: Kueue admits the pods of this job one by one, so that the job may hold a part "
         "of what it needs; with runPolicy.schedulingPolicy.gang: Kueue, Kueue admits all of them or none; if this "

@@ -364,8 +364,8 @@ def test_a_job_of_too_many_fields_is_refused_before_anything_is_judged(
 
     assert not refused["allowed"]
     assert refused["status"]["message"] == (
-        f"spec: the job has more than {most} fields and entries of lists; "
-        "keep what is so large in a ConfigMap or in the bucket"
+        f"spec: the job has more than {most} fields and list entries; "
+        "move large data to a ConfigMap or to the bucket"
     )
     assert not checked
     assert "more than" not in answer("CREATE", job(args=["x"] * (most - 100)))["status"]["message"]

@@ -238,14 +238,17 @@ def test_the_webhook_is_off_unless_it_has_a_port() -> None:
     ("flags", "says"),
     [
         (["--webhook-port=9443"], "needs --webhook-namespace or --webhook-cert-dir"),
-        (["--webhook-port=70000", "--webhook-namespace=a"], "--webhook-port: 1 to 65535, got 70000"),
+        (
+            ["--webhook-port=70000", "--webhook-namespace=a"],
+            "--webhook-port: must be from 1 to 65535, got 70000",
+        ),
         (
             ["--webhook-port=1", "--webhook-namespace=a", "--webhook-cert-validity=0"],
-            "--webhook-cert-validity: 1 s to ten years, got 0",
+            "--webhook-cert-validity: must be from 1 s to ten years (315619200 s), got 0",
         ),
         (
             ["--webhook-port=1", "--webhook-namespace=a", "--webhook-cert-validity=nan"],
-            "--webhook-cert-validity: 1 s to ten years, got nan",
+            "--webhook-cert-validity: must be from 1 s to ten years (315619200 s), got nan",
         ),
     ],
 )

@@ -294,9 +294,9 @@ def test_every_job_of_a_file_is_checked_and_other_objects_are_passed_over() -> N
         ("a0: &a0 {x: 1}\n" + MERGED_BOMB.format(*LEVELS), "job.yaml:7: too large"),
         (f"a: &a {'x' * 100_000}\nb: [{'*a, ' * 1000}]", "job.yaml:2: too large"),
         (f"{GOOD}# {'x' * (4 << 20)}", "job.yaml: larger than 4 MiB"),
-        ("a: 1\nb: .nan", "job.yaml:2: '.nan' is not a number that JSON has"),
-        ("a: -.inf", "job.yaml:1: '-.inf' is not a number that JSON has"),
-        ("a: 1e400", "job.yaml:1: '1e400' is not a number that JSON has"),
+        ("a: 1\nb: .nan", "job.yaml:2: '.nan' is not a number that JSON can express"),
+        ("a: -.inf", "job.yaml:1: '-.inf' is not a number that JSON can express"),
+        ("a: 1e400", "job.yaml:1: '1e400' is not a number that JSON can express"),
         (f"a: 0x{'f' * 5000}", "job.yaml:1: '0xffff"),
         (f"a: {'9' * 5000}", "job.yaml:1: '9999"),
         ("a: 1\nb: !!timestamp x", "job.yaml:2: !!timestamp: Kubernetes takes only the tags"),
@@ -308,7 +308,7 @@ def test_every_job_of_a_file_is_checked_and_other_objects_are_passed_over() -> N
         ("a: !!bool x", "job.yaml:1: 'x' is not a truth value"),
         ("a: !!null x", "job.yaml:1: 'x' is not a null"),
         ("a: !!int [1]", "job.yaml:1: invalid YAML: expected a scalar node"),
-        ("a: 1\n~: 2", "job.yaml:2: a key is missing here"),
+        ("a: 1\n~: 2", "job.yaml:2: a key is empty or null; write a key before the colon"),
     ],
 )
 def test_what_is_no_job_file_is_unusable(text: str, message: str) -> None:
@@ -501,7 +501,7 @@ def test_one_job_is_given_as_written_and_read() -> None:
 
 
 def test_of_several_jobs_none_is_taken() -> None:
-    with pytest.raises(Unusable, match=r"job.yaml: has 2 jobs \(lines 1, 13\); one is wanted here"):
+    with pytest.raises(Unusable, match=r"job.yaml: has 2 jobs \(lines 1, 13\); give a file with"):
         read_one_job(f"{GOOD}---\n{GOOD}", "job.yaml")
 
 

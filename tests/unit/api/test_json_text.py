@@ -56,10 +56,19 @@ def test_the_end_the_members_and_the_entries_are_those_of_the_data(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "7", '{"a":', '{"a":[}', '{"a":1', '{"a":1} {}', '{"a":"b', "{a:1}"]
+    ("text", "message"),
+    [
+        *((text, "does not begin with {, as an object does") for text in ("", "[]", "7")),
+        ('{"a":', "has no complete value at byte 5"),
+        ('{"a":[}', "has no } or key at byte 7"),
+        ('{"a":"b', "has no complete value at byte 5"),
+        ('{"a":1', "has no } or key at byte 6"),
+        ("{a:1}", "has no } or key at byte 1"),
+        ('{"a":1} {}', "goes on after the end of its object at byte 6"),
+    ],
 )
-def test_what_is_no_object_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match=r"the text"):
+def test_what_is_no_object_is_an_error(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^the JSON text {message}$"):
         members(text.encode())
 
 

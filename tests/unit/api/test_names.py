@@ -36,7 +36,7 @@ def test_the_longest_name_is_the_one_whose_pods_still_have_dns_labels(workers: i
 
     assert faults(job("a" * longest, replicaSpecs=roles)) == []
     (fault,) = faults(job("a" * (longest + 1), replicaSpecs=roles))
-    assert f"use a name of at most {longest}" in fault.message
+    assert f"use a job name of at most {longest}" in fault.message
 
 
 def test_a_manifest_of_something_else_is_refused_with_both_reasons() -> None:

@@ -166,7 +166,7 @@ def test_the_label_by_which_pods_are_found_can_not_be_replaced() -> None:
 
     (fault,) = faults(read_job(with_template(template)))
 
-    assert "the operator finds its pods by it" in fault.message
+    assert "the operator finds its pods by this label" in fault.message
 
 
 @pytest.mark.parametrize(

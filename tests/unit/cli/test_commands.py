@@ -100,7 +100,7 @@ def test_a_file_without_a_job_is_told_with_the_remedy(dtj: Dtj) -> None:
     assert (code, out) == (2, "")
     assert err.splitlines() == [
         "-: no DistributedTrainingJob in it, only MPIJob x",
-        "     `dtj new` writes a job file, `dtj convert` makes one of a Kubeflow job",
+        "     `dtj new` writes a new job file, `dtj convert` writes a job file from a Kubeflow job",
     ]
 
 
@@ -263,7 +263,7 @@ def test_the_summary_tells_worker_0_from_the_others_where_worker_0_leads(dtj: Dt
     lines = [" ".join(line.split()) for line in dtj("plan", "-", stdin=text)[1].splitlines()]
 
     for line in (
-        "The job succeeds with fashion-mnist-ps-worker-0; fashion-mnist-ps-worker-0 reports its progress.",
+        "The job succeeds when fashion-mnist-ps-worker-0 succeeds; fashion-mnist-ps-worker-0 reports the progress.",
         "when pod fashion-mnist-ps-worker-0 is lost: fashion-mnist-ps-worker-0 and all ps pods start again",
         "when another pod of worker is lost: it alone starts again",
     ):

@@ -99,7 +99,7 @@ def test_members_of_two_schedulers_are_refused() -> None:
     (fault,) = faults(job(strategy="ParameterServer", **policy("Coscheduling") | {"replicaSpecs": roles}))
     assert str(fault) == (
         "spec.replicaSpecs.ps.template.spec.schedulerName: "
-        "must be that of worker: one scheduler places all pods of a group"
+        "must be the same in the templates of all roles: one scheduler places all pods of a group"
     )
 
 
@@ -124,7 +124,8 @@ def test_a_template_may_not_say_what_the_group_says(gang: str, kind: str, key: s
     more = {"queue": "research"} if gang == "Kueue" else {}
     (fault,) = said(gang, roles=roles, **more)
     assert fault == (
-        f"spec.replicaSpecs.worker.template.metadata.{kind}[{key}]: set by runPolicy.schedulingPolicy"
+        f"spec.replicaSpecs.worker.template.metadata.{kind}[{key}]: "
+        "the operator sets this key, as runPolicy.schedulingPolicy asks: remove the key"
     )
     assert said("None", roles=roles) == []
 

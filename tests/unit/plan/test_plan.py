@@ -144,7 +144,7 @@ def test_the_flag_of_jobs_user_is_a_uid_or_none(capsys: pytest.CaptureFixture[st
     for wrong in ("0", "-1", "root", "2147483648"):
         with pytest.raises(SystemExit):
             read_flags([f"--job-user={wrong}"])
-        assert f"a uid from 1 on, or none, got {wrong}" in capsys.readouterr().err
+        assert f"must be a uid of at least 1, or none, got {wrong}" in capsys.readouterr().err
 
 
 def test_pods_go_to_nodes_with_linux_unless_a_template_says_otherwise() -> None:

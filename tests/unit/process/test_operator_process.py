@@ -493,8 +493,9 @@ async def test_a_namespace_that_is_gone_holds_up_no_other_and_is_served_when_it_
     ("flags", "says"),
     [
         (["--leader-elect"], "--leader-elect outside a cluster needs --lease-namespace"),
-        (["--progress-rate=0"], "argument --progress-rate: more than 0, got 0"),
-        (["--namespace-memory=0"], "argument --namespace-memory: more than 0, got 0"),
+        (["--progress-rate=0"], "argument --progress-rate: must be a number above 0, got 0"),
+        (["--progress-rate=fast"], "argument --progress-rate: must be a number above 0, got fast"),
+        (["--namespace-memory=0"], "argument --namespace-memory: must be a number above 0, got 0"),
         (
             ["--leader-elect", "--lease-namespace=dtj-system", "--renew-deadline=20"],
             "the lease duration must be longer than the renew deadline",

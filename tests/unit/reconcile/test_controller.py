@@ -133,7 +133,7 @@ async def test_a_worker_that_ended_fails_the_health_check() -> None:
     controller._tasks[0].cancel()
     await asyncio.gather(controller._tasks[0], return_exceptions=True)
 
-    with pytest.raises(Stuck, match="dtj-worker-0 ended"):
+    with pytest.raises(Stuck, match="tasks of the operator have ended: dtj-worker-0"):
         controller.check()
     await controller.stop()
 

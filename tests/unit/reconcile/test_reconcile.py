@@ -655,8 +655,8 @@ async def test_a_job_of_too_many_fields_fails_without_a_look_at_them() -> None:
     await world.rest()
 
     assert world.status["failure"]["message"] == (
-        "spec: the job has more than 20000 fields and entries of lists; "
-        "keep what is so large in a ConfigMap or in the bucket"
+        "spec: the job has more than 20000 fields and list entries; "
+        "move large data to a ConfigMap or to the bucket"
     )
 
 

@@ -322,7 +322,7 @@ def test_its_name_has_to_fit_too() -> None:
     assert faults(job("a" * 51, **SPEC)) == []
     (fault,) = faults(job("a" * 52, **SPEC))
     assert "the Service" in fault.message
-    assert "use a name of at most 51" in fault.message
+    assert "use a job name of at most 51" in fault.message
 
 
 def test_a_run_on_this_machine_says_how_to_have_one() -> None:

@@ -189,7 +189,7 @@ def test_pods_that_are_gated_one_by_one_name_their_queue_and_what_admits_all_of_
 def test_a_gate_of_kueue_on_pods_without_a_queue_is_told_as_such() -> None:
     status = Life().see(gated(WORKER_0, queue=None), gated(WORKER_1, queue=None))
     assert "Kueue admits the pods" in condition(status, "Running")["message"]
-    assert "its pods name none" in condition(status, "Running")["message"]
+    assert "a queue that its pods do not name" in condition(status, "Running")["message"]
 
 
 def test_another_gate_is_named() -> None:

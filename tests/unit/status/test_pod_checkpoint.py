@@ -17,7 +17,7 @@ def test_it_rides_along_with_progress_and_goes_with_the_upload() -> None:
     assert life.see(*healthy(), artifacts=artifacts, pod_checkpoint=AT) == stored
     status = life.see(*healthy(), artifacts=artifacts, progress=ProgressStatus(step=1300), pod_checkpoint=AT)
     assert status["podCheckpoint"] == {"claim": 1, "number": 12, "step": 1200}
-    said = "checkpoint 12 (step 1200) is complete in the pod, and 11 is in the bucket"
+    said = "checkpoint 12 (step 1200) is complete in the pod; the newest in the bucket is 11"
     assert pod_checkpoint(life.job.status) == said
     assert "podCheckpoint" in life.see(*healthy())
     newer = ArtifactsStatus.model_validate({"checkpoint": {"uri": "s3://b/j/checkpoints/12"}})

@@ -157,7 +157,7 @@ def test_after_two_losses_the_next_attempt_avoids_the_node_and_says_so() -> None
     assert status["nodeFailures"] == {BAD: 2}
     assert preferences(life) == [[elsewhere(BAD)]] * 3
     message = condition(status, "Restarting")["message"]
-    assert message.endswith(f"CUDA error; avoids {BAD}, where pods were lost before")
+    assert message.endswith(f"CUDA error; new pods avoid {BAD}, where pods were lost before")
     assert [h.message for h in happenings(before, life.job.status)] == [message]
 
 
@@ -202,8 +202,11 @@ def test_an_affinity_that_says_nothing_is_in_no_ones_way(affinity: Any) -> None:
 
 def test_a_message_names_a_few_nodes() -> None:
     assert describe_avoided([]) == ""
-    assert describe_avoided(["a", "b"]) == "; avoids a, b, where pods were lost before"
-    assert describe_avoided(list("abcdef")) == "; avoids a, b, c, d and 2 more, where pods were lost before"
+    assert describe_avoided(["a", "b"]) == "; new pods avoid a, b, where pods were lost before"
+    assert (
+        describe_avoided(list("abcdef"))
+        == "; new pods avoid a, b, c, d and 2 more, where pods were lost before"
+    )
 
 
 async def test_an_operator_that_is_started_again_still_avoids_it() -> None:

@@ -213,7 +213,7 @@ def test_workers_that_the_end_of_the_chief_ended_start_again_with_the_next_one()
     assert status["failure"]["pod"] == CHIEF
     assert condition(status, "Restarting")["message"] == (
         "attempt 2: mnist-worker-0: worker 0 ended with exit code 0 while the other pods still needed it; "
-        "mnist-chief-0 has restarted since, and that restart is counted; "
+        "mnist-chief-0 has restarted since, and that restart is counted, so that this loss does not count; "
         "mnist-chief-0, mnist-ps-0, mnist-worker-0, mnist-worker-1 start again, the others continue"
     )
     again = {CHIEF: 3, PS: 3, WORKER_0: 3, WORKER_1: 3}
