@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dtj.api.checking import check
 from dtj.api.job import read_job
+from dtj.api.manifest_check import check
 from dtj.plan.job import plan_job
 from tests.bench.api_client import ApiClient
 from tests.bench.control_plane import ControlPlane

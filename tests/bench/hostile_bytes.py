@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from dtj.api.checking import MOST_ENTRIES
 from dtj.api.identity import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGER
+from dtj.api.manifest_check import MOST_ENTRIES
 from dtj.api.nesting import MOST_LEVELS
 from tests.bench.api_client import ApiClient, Manifest
 from tests.bench.control_plane import ControlPlane

@@ -194,7 +194,7 @@ def weights_by_rank(artifacts: Artifacts) -> dict[int, str]:
     found = {}
     for key in artifacts.sizes():
         if match := re.fullmatch(r"logs/attempt-1/rank-(\d+)\.log", key):
-            said = re.search(r"sha256 of this one's: ([0-9a-f]{64})", artifacts.read(key).decode())
+            said = re.search(r"their sha256: ([0-9a-f]{64})", artifacts.read(key).decode())
             assert said is not None, key
             found[int(match[1])] = said[1]
     return found

@@ -17,11 +17,11 @@ from typing import Any
 
 from dtj.admission.review import Malformed
 from dtj.admission.server import MOST_BYTES, _reviewed
-from dtj.api.checking import check
 from dtj.api.errors import DtjError
 from dtj.api.identity import GROUP, KIND, VERSION
 from dtj.api.job import LONGEST_MESSAGE, MOST_FAULTS, Manifest
 from dtj.api.job_file import read_job_file
+from dtj.api.manifest_check import check
 from dtj.cli.plan_summary import print_summary
 from dtj.cluster.port import ApiError
 from dtj.plan.job import plan_job

@@ -41,7 +41,9 @@ def two_ranks(at: Place) -> Iterator[Sheet]:
     """Start two ranks on one GPU."""
     row = Sheet(TWO_RANKS)
     with at.job("two-ranks", [at.python, "-m", PROGRAM], ["--model=cnn"], gpus=1, ranks=2) as run:
-        row.names("2 ranks on this host have 1 of its GPUs, and NCCL needs one for each rank", run.ended(1))
+        row.names(
+            "this host has 2 ranks and 1 visible GPUs, and NCCL needs a GPU for each rank", run.ended(1)
+        )
         row.require(
             run.status["failure"]["class"] == "NoAccelerator", f"the failure is {run.status['failure']}"
         )

@@ -28,7 +28,7 @@ from dtj_trainer.torch.mesh_ranks import MeshRanks
 from dtj_trainer.torch.model import TorchModel
 from dtj_trainer.torch.ranks import TensorRanks
 from dtj_trainer.train.options import parse
-from dtj_trainer.train.pictures import train
+from dtj_trainer.train.picture_training import train
 
 CPU = torch.device("cpu")
 EXAMPLES = 17

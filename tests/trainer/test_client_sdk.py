@@ -248,7 +248,7 @@ async def test_logs_of_a_job_without_pods_come_from_the_bucket(
             f"{line.source}: {line.text}" async for line in client.logs("of-buckets", LogQuery(**choice))
         ]
         assert found == lines
-        with pytest.raises(NotFound, match="no such logs of attempt 3"):
+        with pytest.raises(NotFound, match="has no logs of attempt 3"):
             await anext(client.logs("of-buckets", LogQuery(attempt=3)))
 
 

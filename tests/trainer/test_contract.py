@@ -66,7 +66,7 @@ def test_a_pod_comes_back_as_it_was(pod: PodInfo) -> None:
         ),
         (
             '{"role": "worker", "index": 0, "peers": {"host": "{}", "pods": {"worker": "2"}}}',
-            'peers.pods must be a number of pods by role, not {"worker": "2"}',
+            'peers.pods must be an object with the number of pods of each role, not {"worker": "2"}',
         ),
     ],
 )

@@ -158,7 +158,10 @@ def test_counts_are_kept_in_an_index(histograms: list[dict[int, int]]) -> None:
         ((counts.text() or "")[:-8], examples),
         (counts.text() or "", examples + 1),
     ):
-        with pytest.raises(ValueError, match=r"is not zlib data|is cut off|labels and counts, where|other numbers of examples"):
+        with pytest.raises(
+            ValueError,
+            match=r"is not zlib data|is cut off|labels and counts, where|other numbers of examples",
+        ):
             from_text(text, these, 100)
     with pytest.raises(ValueError, match="has the label"):
         from_text(counts.text() or "", examples, int(counts.labels.max()))

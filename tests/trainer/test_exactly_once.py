@@ -28,7 +28,7 @@ from dtj_trainer.data.sharding import Share
 from dtj_trainer.torch.model import TorchModel, TorchSaver
 from dtj_trainer.torch.ranks import GradientAveraging, TensorRanks
 from dtj_trainer.train import loop as training
-from dtj_trainer.train import pictures as picture_training
+from dtj_trainer.train import picture_training
 from dtj_trainer.train.options import parse
 
 pytestmark = pytest.mark.torch

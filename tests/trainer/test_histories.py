@@ -25,7 +25,7 @@ from tests.trainer.format_sets import FORMAT_SETS, SIZES
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts import s3
-from dtj_trainer.data import ranged, sources, stored_examples, whole
+from dtj_trainer.data import dataset, ranged, sources, stored_examples
 from dtj_trainer.data.examples import Examples
 from dtj_trainer.data.formats.images import PictureForm, pixels_of
 from dtj_trainer.data.order import Order
@@ -34,7 +34,7 @@ from dtj_trainer.data.sharding import Sharding
 from dtj_trainer.train import batches as loader
 from dtj_trainer.train.augment import shift_and_flip
 from dtj_trainer.train.batches import Batch, Batches, picture_batches
-from dtj_trainer.train.chance import chances_of
+from dtj_trainer.train.seeds import chances_of
 
 KINDS = (*SETS, *FORMAT_SETS)
 HISTORIES = int(os.environ.get("DTJ_HISTORIES") or 50 // len(KINDS))
@@ -203,7 +203,7 @@ def decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
             kept[key].setflags(write=False)
         return kept[key]
 
-    for module in (whole, stored_examples):
+    for module in (dataset, stored_examples):
         monkeypatch.setattr(module, "pixels_of", once)
 
 

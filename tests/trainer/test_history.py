@@ -154,7 +154,7 @@ def test_a_job_without_a_recorded_end_has_its_last_sign(job_store: Store) -> Non
         ({"time": "yesterday"}, "end.json can't be read: time is not an RFC 3339 time"),
         (
             {"status": {"phase": "Failed", "completionTime": "2026-11-01"}},
-            "end.json can't be read: status.completionTime has no RFC 3339 time",
+            "end.json can't be read: status.completionTime is not an RFC 3339 time",
         ),
         (b"[" * 100_000, "end.json can't be read: "),
     ],

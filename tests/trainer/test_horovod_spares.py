@@ -344,12 +344,12 @@ def test_outputs_and_ends_are_as_without_a_spare(agent, folder, program):  # noq
 @pytest.mark.parametrize(
     ("flags", "variables", "why"),
     [
-        (["-O"], {}, "the command or the environment changes"),
-        ([], {"OTHER": "1"}, "the command or the environment changes: OTHER"),
+        (["-O"], {}, "the interpreter of the command, or its flags, changed"),
+        ([], {"OTHER": "1"}, "variables of the environment changed: OTHER\n"),
         (
             [],
             {"OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-            "the command or the environment changes: OMPI_COMM_WORLD_LOCAL_RANK",
+            "variables of the environment changed: OMPI_COMM_WORLD_LOCAL_RANK\n",
         ),
     ],
 )
@@ -443,7 +443,7 @@ def test_a_spare_that_can_not_be_killed_starts_no_second_program(agent, folder, 
     process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(process, "kill", lambda: None)
     end = agent.ended(agent.wrapper(sys.executable, "hold.py"))
-    assert "can't be killed" in end[3]
+    assert "its warm spare does not end after SIGKILL" in end[3]
     os.kill(waiting, signal.SIGKILL)
 
 

@@ -89,7 +89,7 @@ def test_a_network_that_keras_cannot_save_leaves_its_weights(
     )
     saved_model.write(tmp_path, network, name="own", shape=(8, 8, 1), classes=3, facts={"steps": 7})
     described = json.loads((tmp_path / "model.json").read_text())
-    assert described["export"]["error"].startswith("Keras refused the model, weights.npz has the weights: ")
+    assert described["export"]["error"].startswith("Keras refused the model (weights.npz has the weights): ")
     assert (described["steps"], told) == (7, [described["export"]["error"]])
     assert {path.name for path in tmp_path.iterdir()} == {"manifest.json", "model.json", "weights.npz"}
     with np.load(tmp_path / "weights.npz", allow_pickle=False) as arrays:

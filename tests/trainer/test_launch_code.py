@@ -112,7 +112,7 @@ def test_a_hostile_archive_and_a_missing_one_are_refused(make_workspace, tmp_pat
     assert not list(tmp_path.rglob("escaped"))
     message = refused(make_workspace("b", **given(tmp_path / "none", "sha256:" + "0" * 64)), "worker")
     assert message["class"] == "CodeUnusable"
-    assert f"{tmp_path / 'none'} is not there" in str(message["message"])
+    assert f"the archive {tmp_path / 'none'} does not exist" in str(message["message"])
 
 
 def test_an_archive_in_a_bucket(make_workspace, archive, job_uri, monkeypatch):

@@ -30,8 +30,8 @@ from tests.trainer.conftest import (
 )
 from tests.trainer.idx_files import write_pictures
 
+from dtj.plan.config_map import script
 from dtj.plan.horovod import SCRIPTS
-from dtj.plan.start import script
 from dtj_trainer.launch.control import ControlServer, connect
 from dtj_trainer.launch.mpirun_hosts import local_mpirun_environment
 from dtj_trainer.launch.settings import SettingsError, control_socket, read_settings

@@ -27,8 +27,8 @@ from tests.trainer.conftest import (
     until,
 )
 
+from dtj.plan.config_map import script
 from dtj.plan.horovod import SCRIPTS
-from dtj.plan.start import script
 from dtj_trainer.contract import History
 
 pytestmark = pytest.mark.skipif(

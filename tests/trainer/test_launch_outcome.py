@@ -75,7 +75,7 @@ def test_ranks_that_fail_because_a_host_is_gone_are_no_cause():
     assert message["class"] == "ConnectionLost"
     assert message["message"] == (
         "connection lost to job-worker-1.job.ns.svc (it does not answer); "
-        "then rank 0 on job-worker-0: rank 0's message"
+        "then rank 0 on job-worker-0 failed: rank 0's message"
     )
     assert message["exitCode"] == 1
 
@@ -88,7 +88,8 @@ def test_a_rank_that_was_killed_just_before_its_host_went_away_is_no_cause():
     killed = told(0, 137, "Signal", signal=9)
     message = decided(FAILED, [killed], lost=["job-worker-0.job.ns.svc"])
     assert (message["class"], message["host"]) == ("ConnectionLost", "job-worker-0.job.ns.svc")
-    assert message["message"].endswith("(it does not answer); then rank 0 on job-worker-0: rank 0's message")
+    then = "(it does not answer); then rank 0 on job-worker-0 failed: rank 0's message"
+    assert message["message"].endswith(then)
     assert decided(FAILED, [killed])["class"] == "Signal"
     aborted = told(0, 134, "Signal", signal=6)
     assert decided(FAILED, [aborted], lost=["job-worker-0.job.ns.svc"])["class"] == "Signal"
@@ -189,7 +190,7 @@ def test_blame_of_nothing():
     ("end", "cause", "words"),
     [
         (ProgramEnd(3), "ApplicationError", "exited with code 3"),
-        (ProgramEnd(139), "ApplicationError", "(a child ended by SIGSEGV?)"),
+        (ProgramEnd(139), "ApplicationError", "(perhaps because SIGSEGV ended a child process)"),
         (ProgramEnd(255), "ApplicationError", "exited with code 255"),
         (ProgramEnd(137, signal=9), "Signal", "killed by SIGKILL"),
         (ProgramEnd(137, signal=9, oom_killed=True), "OOMKilled", "memory limit"),
@@ -362,12 +363,12 @@ def test_last_lines_skip_empty_ones():
         (
             "DTJ_SYNC_TIMEOUT_SECONDS",
             "soon",
-            "DTJ_SYNC_TIMEOUT_SECONDS must be a number of seconds, not 'soon'",
+            "DTJ_SYNC_TIMEOUT_SECONDS must be a number of seconds from 0 to 1e9, not 'soon'",
         ),
         (
             "DTJ_SYNC_TIMEOUT_SECONDS",
             "nan",
-            "DTJ_SYNC_TIMEOUT_SECONDS must be a number of seconds, not 'nan'",
+            "DTJ_SYNC_TIMEOUT_SECONDS must be a number of seconds from 0 to 1e9, not 'nan'",
         ),
         ("DTJ_MPI_ARGS", "'open", "DTJ_MPI_ARGS can't be split into words: No closing quotation"),
     ],

@@ -313,7 +313,8 @@ def test_any_error_of_the_final_sync_is_told(tmp_path):
     ControlServer(tmp_path / "socket", _Broken()).start()
     client = connect(tmp_path / "socket")
     assert client is not None
-    assert client.finish(0) == Answer("the final sync failed: FileNotFoundError('gone')", {})
+    message = "the last upload of the pod's artifacts failed: FileNotFoundError('gone')"
+    assert client.finish(0) == Answer(message, {})
 
 
 def test_sync_that_fails_fails_the_rank(worker_sshd, object_store, job_uri):

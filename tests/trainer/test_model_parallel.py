@@ -49,11 +49,11 @@ REFUSED = {
     "layers": "--tensor-parallel=2: resnet18 has no layer to share",
     "blocks": "division_checks:two has 2 blocks with weights: give at most as many stages",
     "micro batches": "8 examples a step can't fill 9 micro batches: give --micro-batches=8 or fewer",
-    "passes": "gives each of 2 pipelines 8 examples a step, which is one pass: give --batch-size=8",
-    "parts": "has no shards, or is not complete in each pod",
-    "last step": "the network can't make a pass of 1 pictures, the least of this training: pairs: ValueErr",
-    "early": "rank 3 has other weights of network.features.0.bias than rank 1, which has the same part",
-    "diverged": "the weights of rank 3 differ from those of a rank with the same part",
+    "passes": "gives each of 2 pipelines 8 examples a step, which have to be one pass: give --batch-size=8",
+    "parts": "does not have all its files in each pod: resume with the options that wrote it",
+    "last step": "the network fails for a batch of 1, the smallest batch of this training, in pairs: ValueErr",
+    "early": "rank 3 and rank 1 have the same part of the network, but different weights: network.features.0.bias",
+    "diverged": "rank 3 and rank 0 have the same part of the network, but different weights",
 }
 
 
@@ -226,7 +226,7 @@ def test_which_networks_have_layers_to_share() -> None:
         ("--tensor-parallel=2 --pipeline-stages=2", "can't be combined: use one of them"),
         (
             "--micro-batches=4",
-            "--micro-batches divides the steps of a pipeline: give --pipeline-stages as well",
+            "--micro-batches has an effect only with --pipeline-stages: give both",
         ),
         ("--pipeline-stages=4 --micro-batches=3", "give at least as many as --pipeline-stages=4"),
         (
@@ -236,9 +236,9 @@ def test_which_networks_have_layers_to_share() -> None:
         ("--pipeline-stages=2 --skip-corrupt", "--skip-corrupt does not go with --pipeline-stages"),
         ("--tensor-parallel=2 --skip-corrupt", "--skip-corrupt does not go with --tensor-parallel"),
         ("--pipeline-stages=2 --sync-batchnorm", "--sync-batchnorm does not go with --pipeline-stages"),
-        ("--fsdp --compile", "--compile does not go with a divided network: leave it out"),
-        ("--tensor-parallel=2 --amp-dtype=float16", "does not go with a divided network: use bfloat16"),
-        ("--fsdp --channels-last", "--channels-last does not go with --fsdp and --pipeline-stages"),
+        ("--fsdp --compile", "--compile does not go with --fsdp: leave --compile out"),
+        ("--tensor-parallel=2 --amp-dtype=float16", "does not go with --tensor-parallel: use bfloat16"),
+        ("--fsdp --channels-last", "--channels-last does not go with --fsdp: leave --channels-last out"),
         ("--pipeline-stages=0", "0 must be more than 0"),
     ],
 )

@@ -219,7 +219,7 @@ def test_a_name_of_a_link_local_address_is_refused(monkeypatch: pytest.MonkeyPat
         return [(*kind, (address, 80)) for address in ("10.0.0.1", "169.254.169.254")]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with pytest.raises(Unreachable, match=r"http://store\.example leads to 169\.254\.169\.254"):
+    with pytest.raises(Unreachable, match=r"http://store\.example resolves to 169\.254\.169\.254"):
         refuse_link_local("http://store.example")
 
 

@@ -30,7 +30,7 @@ from dtj_trainer.torch.models.batch_norm import BatchNorm1d, accept_single_value
 from dtj_trainer.torch.models.outputs import logits_and_loss
 from dtj_trainer.torch.pipeline_model import pieces_of
 from dtj_trainer.torch.ranks import TensorRanks
-from dtj_trainer.train import smallest
+from dtj_trainer.train import smallest_pass
 from dtj_trainer.train.options import parse
 
 SHAPE = (1, 8, 8)
@@ -72,7 +72,7 @@ def test_a_network_that_cannot_be_exported_leaves_its_weights_and_the_reason(
     (tmp_path / "model/model.pt2").write_text("of an earlier training")
     described = written(tmp_path / "model", "checked")
     error = described["export"]["error"]
-    assert error.startswith("torch.export refused the model, model.pt has the weights: own_networks.py:")
+    assert error.startswith("torch.export refused the model (model.pt has the weights): own_networks.py:")
     assert "`if torch.isnan(logits).any():`: GuardOnDataDependent" in error
     assert told == [described["export"]["error"]]
     assert not (tmp_path / "model/model.pt2").exists()
@@ -153,7 +153,9 @@ def test_what_is_no_output_of_a_classifier_is_said(output: object) -> None:
 
 
 def test_what_would_fail_in_the_last_step_fails_at_once() -> None:
-    with pytest.raises(SystemExit, match=r"pass of 1 pictures, the least of this training: pairs: ValueErr"):
+    with pytest.raises(
+        SystemExit, match=r"a batch of 1, the smallest batch of this training, in pairs: ValueErr"
+    ):
         stepped("picky", "--global-batch-size=8", size=8)
     with pytest.raises(SystemExit, match=r"returned logits of shape \(5, 11\) for 5 pictures of 10 classes"):
         stepped("wide", "--global-batch-size=5", "--max-steps=1")
@@ -171,7 +173,7 @@ def test_the_trial_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     # Threads of other tests draw from the global generator, for the pauses between their requests.
     chance = random.Random()
     monkeypatch.setattr(own_networks, "random", chance)
-    monkeypatch.setattr(smallest, "random", chance)
+    monkeypatch.setattr(smallest_pass, "random", chance)
 
     def after(tried: list[set[int]]) -> tuple[dict[str, Any], list[Any]]:
         chance.seed(1)
@@ -218,13 +220,13 @@ def test_an_export_that_would_fail_is_told_beside_the_first_steps(
         if each.name == "export-trial":
             each.join(100 * PATIENCE)
     (reason,) = told
-    assert reason.startswith("torch.export refused the model, model.pt will have the weights: own_net")
+    assert reason.startswith("torch.export refused the model (model.pt will have the weights): own_net")
     assert f"the export at the end of this training will fail: {reason}" in caplog.text
 
 
 def test_stages_need_a_network_that_returns_a_tensor() -> None:
     with pytest.raises(
-        SystemExit, match=r"--pipeline-stages: a block of the network returned tuple, and stages"
+        SystemExit, match=r"--pipeline-stages: a block of the network returned tuple, but stages"
     ):
         pieces_of(build(own("pair"), SHAPE, 10), SHAPE)
 
@@ -278,5 +280,5 @@ def test_what_a_pass_changes_is_the_same_on_all_ranks_or_told_at_once(tmp_path: 
     assert by_ddp["network.table"] == by_horovod["network.table"] == kept
     assert [found[cell].get("steps") for cell in cells] == [3, 3, 3, 3, None]
     for error in found["ddp:diverging"]["errors"]:
-        assert "RanksDiverged: the ranks have different weights of network.layer.bias" in error
+        assert "RanksDiverged: the ranks have different weights: network.layer.bias" in error
     assert not (tmp_path / "ddp:diverging/0/checkpoints").exists()

@@ -178,9 +178,9 @@ def test_the_history_is_found_by_option_variable_and_present_jobs(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["list", "--from", "s3://b/jobs"], "--from is for the history"),
-        (["list", "--since", "7d"], "--since is for the history"),
-        (["list", "--endpoint", "http://s3:1"], "--endpoint is for the history"),
+        (["list", "--from", "s3://b/jobs"], "--from needs --past"),
+        (["list", "--since", "7d"], "--since needs --past"),
+        (["list", "--endpoint", "http://s3:1"], "--endpoint needs --past"),
         (["list", "--past", "-A"], "--past and --all-namespaces exclude"),
         (["list", "--past", "--from", "jobs"], "is not an S3 URI"),
         (["status", "mnist", "--uid", "1"], "--uid is only for past jobs in the history"),
@@ -241,7 +241,7 @@ def test_the_status_is_that_of_the_record(uri: str) -> None:
     shown = " ".join(call("status", "mnist", "--past", "--from", uri).stdout.split())
     for part in (
         "mnist in ml: Failed, Horovod, attempt 3",
-        "read from the bucket, as record recorded the job's end at",
+        "read from the bucket: the job's end was recorded by the pod record at",
         "worker-1 1 node-2 Failed (exit code 1)",
         "worker-0 0 node-1 Ended",
         "Restarts 2 application",

@@ -14,11 +14,10 @@ import pytest
 from tests.trainer.thread_ranks import EXAMPLES, Numbers, Stop, ThreadRanks, metrics, train
 
 from dtj_trainer.data.pictures import Pictures
-from dtj_trainer.train import meeting
-from dtj_trainer.train import pictures as picture_training
+from dtj_trainer.train import meeting, picture_training
 from dtj_trainer.train.meeting import Sums
 from dtj_trainer.train.options import parse
-from dtj_trainer.train.pictures import RankPlace, machines_of
+from dtj_trainer.train.picture_training import RankPlace, machines_of
 from dtj_trainer.train.protocols import PictureModel, Position, Ranks, Tested
 from dtj_trainer.train.report import TrainingReport
 from dtj_trainer.train.schedule import Ramp, Schedule
@@ -172,7 +171,7 @@ def test_a_warm_up_warms_up(
 
 
 def test_a_warm_up_does_not_begin_above_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"--warmup-start=0.5 is above 0.1, to which the warm-up leads"):
+    with pytest.raises(SystemExit, match=r"--warmup-start=0.5 is above 0.1, the learning rate at the end"):
         train(monkeypatch, tmp_path, "--lr=0.1", "--warmup-start=0.5", ranks=1)
 
 

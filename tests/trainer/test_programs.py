@@ -33,11 +33,11 @@ from dtj_trainer.torch.models import MODELS, build
 from dtj_trainer.train import stop, threads
 from dtj_trainer.train.augment import shift_and_flip
 from dtj_trainer.train.batches import Batch, Batches, picture_batches
-from dtj_trainer.train.chance import chances_of, seed_of
 from dtj_trainer.train.model_files import picture_facts
 from dtj_trainer.train.options import parse
 from dtj_trainer.train.report import MetricsFile
 from dtj_trainer.train.schedule import Ramp, Schedule, ramp_of, rate_scale
+from dtj_trainer.train.seeds import chances_of, seed_of
 from dtj_trainer.train.stop import EXIT_CODE, StopRequest
 
 pytestmark = pytest.mark.torch
@@ -268,7 +268,7 @@ def test_a_containers_limit_counts(
         (["--epochs=0"], "argument --epochs: 0 must be more than 0"),
         (["--lr=-1"], "argument --lr: -1 must be more than 0"),
         (["--lr=nan"], "argument --lr: nan must be more than 0"),
-        (["--batch-size=big"], "argument --batch-size: 'big' is not a number"),
+        (["--batch-size=big"], "argument --batch-size: 'big' is not a whole number"),
         (["--data-workers=-1"], "argument --data-workers: -1 must be 0 or more"),
         (["--seed=-1"], "argument --seed: -1 must be 0 or more"),
         (["--epoch5"], "unrecognized arguments: --epoch5"),

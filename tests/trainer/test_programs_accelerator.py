@@ -89,8 +89,8 @@ def test_a_program_whose_framework_has_no_cuda_does_not_train_on_the_cpu(tmp_pat
     assert done.returncode == 69, done.stdout + done.stderr
     told = failure(tmp_path)
     assert told["class"] == "NoAccelerator"
-    assert told["message"].startswith(f"1 of nvidia.com/gpu was asked for, and {framework} ")
-    assert "is built without CUDA: docs/gpu-images.md builds an image for GPUs" in told["message"]
+    assert told["message"].startswith(f"the replica requests 1 of nvidia.com/gpu, but {framework} ")
+    assert "is built without CUDA: use an image built for GPUs (docs/gpu-images.md)" in told["message"]
     assert f"NoAccelerator: {told['message']}" in done.stderr
 
 
@@ -140,7 +140,8 @@ def test_only_a_program_that_asked_for_gpus_needs_one(workspace, monkeypatch, as
     with pytest.raises(SystemExit) as end:
         accelerator.need_gpus(found, "x finds none")
     assert end.value.code == 69
-    assert failure(workspace)["message"].startswith("2 of accelerators were asked for, and x finds none: ")
+    message = failure(workspace)["message"]
+    assert message.startswith("the replica requests 2 of accelerators, but x finds none: ")
 
 
 def test_nccl_needs_a_gpu_for_each_rank(workspace, caplog):
@@ -148,7 +149,7 @@ def test_nccl_needs_a_gpu_for_each_rank(workspace, caplog):
     assert caplog.text == ""
     with pytest.raises(SystemExit):
         accelerator.need_nccl_of_horovod(1, 4, built=True)
-    assert failure(workspace)["message"].startswith("4 ranks on this host have 1 of its GPUs")
+    assert failure(workspace)["message"].startswith("this host has 4 ranks and 1 visible GPUs")
     assert "slotsPerWorker" in failure(workspace)["message"]
 
 

@@ -153,7 +153,9 @@ def test_batch_statistics_are_averaged_and_a_checkpoint_of_another_optimizer_is_
     run = Run(tmp_path / "run", small, 2, "--batch-size=16", NORMED, "--max-steps=2").ended()
     assert "the weights are the same on all 2 ranks" in run.output
     adam = Run(tmp_path / "run", small, 1, NORMED, "--optimizer=adam").ended(1)
-    assert "was written with another --optimizer: give the same, or start anew" in adam.output
+    assert (
+        "was written with --optimizer=sgd, not adam: give the same --optimizer, or start anew" in adam.output
+    )
 
 
 def test_keras_3_with_a_distributed_optimizer_is_refused(tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ except SystemExit as error:
 def test_a_network_is_tried_before_the_training_and_stays_as_it_is() -> None:
     done = done_by(TRIAL)
     assert done.returncode == 0, done.stderr
-    assert "the network can't make a pass of 1 pictures, the least of this training: " in done.stdout
+    assert "the network fails for a batch of 1, the smallest batch of this training, in " in done.stdout
     assert "choose --batch-size so that the last step has more" in done.stdout
     assert re.search("no gradient reaches 1 weights of the network, .*spare", done.stderr)
 

@@ -259,7 +259,9 @@ def test_synchronous_is_one_process_on_the_whole_batch_whoever_dies(
     assert re.search("no gradient reaches 1 weights of the network, .*spare", job.log("chief-0"))
     job.start("chief-0", options=(f"{own}paired", "--batch-size=3"), DTJ_ROOT=str(tmp_path / "refused"))
     assert job.exit_code("chief-0") == 1
-    assert job.says("chief-0", "\nthe network can't make a pass of 3 pictures, the least of this training: ")
+    assert job.says(
+        "chief-0", "\nthe network fails for a batch of 3, the smallest batch of this training, in "
+    )
     assert not (tmp_path / "refused/metrics.jsonl").exists()
     job.start("chief-0", options=("--lr=1e30",), DTJ_ROOT=str(tmp_path / "diverged"))
     assert job.exit_code("chief-0") == 1

@@ -220,9 +220,12 @@ def test_without_a_checkpoint_the_first_weights_are_those_of_rank_0(workspaces: 
     ("run", "why"),
     [
         ({**RUN, "name": "resnet18"}, "is of a resnet18, not of a cnn: give the same --model"),
-        ({**RUN, "optimizer": "adam"}, "was written with another --optimizer: give the same"),
+        (
+            {**RUN, "optimizer": "adam"},
+            "was written with --optimizer=adam, not sgd: give the same --optimizer",
+        ),
         ({**RUN, "trainingExamples": 40}, "is from the middle of an epoch of 40 training examples, but"),
-        ({**RUN, "order": "that"}, "is from the middle of an epoch in another order of the examples: give"),
+        ({**RUN, "order": "that"}, "is from the middle of an epoch whose examples had another order: give"),
         ({**RUN, "order": "this"}, None),
         ({**RUN, "order": "that", "position": [4, 1, 0]}, None),
         (RUN, None),

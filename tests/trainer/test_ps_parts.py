@@ -41,7 +41,7 @@ tf = pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
 keras = pytest.importorskip("keras")
 
 from dtj_trainer.keras import models  # noqa: E402
-from dtj_trainer.keras.chance import draw_anew  # noqa: E402
+from dtj_trainer.keras.seeds import draw_anew  # noqa: E402
 from dtj_trainer.ps import (  # noqa: E402
     chief,
     cluster,

@@ -117,9 +117,9 @@ def test_a_warm_up_is_that_of_the_ddp_program(given: tuple[str, ...], first: flo
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("--warmup-start=0.2", "--warmup-start=0.2 is above --lr=0.1, to which the warm-up leads"),
-        ("--step-gamma=0.5", "--step-gamma has an effect with --schedule=step alone"),
-        ("--step-at=3", "--step-at has an effect with --schedule=step alone"),
+        ("--warmup-start=0.2", "--warmup-start=0.2 is above --lr=0.1, the learning rate at the end"),
+        ("--step-gamma=0.5", "--step-gamma has an effect only with --schedule=step"),
+        ("--step-at=3", "--step-at has an effect only with --schedule=step"),
     ],
 )
 def test_an_option_without_effect_is_refused(

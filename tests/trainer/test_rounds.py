@@ -305,7 +305,7 @@ def test_a_later_pod_takes_the_place_of_one_that_has_ended_its_programs_and_neve
 
 def test_a_later_pod_of_one_whose_ranks_may_run_ends_the_rounds():
     assert stopped().joined(8, 1, 2, wire.Join(), 2) == [
-        restart_in_place.Tell(wire.End("worker-1 was replaced while its ranks may run"))
+        restart_in_place.Tell(wire.End("worker-1 was replaced while ranks of the former pod may still run"))
     ]
 
 

@@ -260,7 +260,7 @@ def test_what_can_not_be_exported_is_told_and_leaves_nothing(exported: Path, tmp
     with pytest.raises(NotExportable, match="fixed batch of 3"):
         export.export(str(tmp_path), Given())
     shutil.copy(exported / "model/model.pt2", tmp_path)
-    with pytest.raises(NotExportable, match="3 labels, and the model has 10 classes"):
+    with pytest.raises(NotExportable, match="3 labels, but the model has 10 classes"):
         export.export(str(tmp_path), Given(labels=("a", "b", "c")))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt2", "b.keras", "model.pt2"]
     assert source_of(tmp_path).name == "model.pt2"
@@ -350,7 +350,7 @@ def test_preprocessing_is_what_is_known_and_not_guessed(
         ({"limits": "0"}, "--range=0 has to be two numbers"),
         ({"limits": "a,b"}, "--range=a,b has to be numbers"),
         ({"mean": "x"}, "--mean=x has to be numbers"),
-        ({"labels": "a,a"}, "--labels: two labels are 'a'"),
+        ({"labels": "a,a"}, "--labels: 'a' is the label of two classes"),
         ({"labels": "/nowhere"}, "--labels: "),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

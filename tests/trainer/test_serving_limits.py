@@ -87,7 +87,7 @@ def test_a_picture_with_too_many_pixels_is_not_decoded(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[int] = []
-    monkeypatch.setattr("dtj_trainer.serving.predictions.pixels_of", lambda *_, **__: decoded.append(1))
+    monkeypatch.setattr("dtj_trainer.serving.torchserve.pixels_of", lambda *_, **__: decoded.append(1))
     file = bomb(20_000)
     assert len(file) < 60_000
     answer = client("PUT", "/predictions/m", file)
@@ -103,7 +103,7 @@ def test_a_jpeg_with_too_many_scans_is_not_decoded(client: Client, monkeypatch: 
     """36 KB of them take seconds of a processor, and a whole body half an hour."""
     assert client("PUT", "/predictions/m", scan_bomb(20, 40)).status == 200
     monkeypatch.setattr(
-        "dtj_trainer.serving.predictions.pixels_of", lambda *_, **__: pytest.fail("it is decoded")
+        "dtj_trainer.serving.torchserve.pixels_of", lambda *_, **__: pytest.fail("it is decoded")
     )
     answer = client("PUT", "/predictions/m", scan_bomb(100, 40))
     assert answer.status == 400
@@ -220,13 +220,16 @@ def test_a_client_that_goes_away_leaves_its_room(model: Path) -> None:
 def test_options_that_can_not_be_are_refused(run_serve: Callable[..., tuple[int, str]], model: Path) -> None:
     for words, said in (
         (["m"], "'m' has to be NAME=FOLDER or NAME=URI"),
-        (["m=a", "m=b"], "the name m is given twice"),
+        (["m=a", "m=b"], "two models have the name m"),
         ([f"m={model}", "--max-held=1"], "--max-held=1 has to be at least --max-body=16"),
         ([f"m={model}", "--max-batch=0"], "--max-batch=0 has to be at least 1"),
         ([f"m={model}", "--poll=nan"], "--poll=nan has to be at least 0.001"),
         ([f"m={model}", "--max-delay=inf"], "--max-delay=inf has to be "),
-        ([f"m={model}", "--port=1", "--host=192.0.2.1"], "--host=192.0.2.1 --port=1 can't be listened on: "),
-        ([f"m={model}", "--port=70000"], "--host=127.0.0.1 --port=70000 can't be listened on: "),
+        (
+            [f"m={model}", "--port=1", "--host=192.0.2.1"],
+            "the server can't listen on --host=192.0.2.1 --port=1: ",
+        ),
+        ([f"m={model}", "--port=70000"], "the server can't listen on --host=127.0.0.1 --port=70000: "),
         ([f"m={model}", "--token-file=/nowhere"], "--token-file=/nowhere can't be read"),
     ):
         code, printed = run_serve(*words)
@@ -276,7 +279,7 @@ def test_a_compressed_body_is_as_good_as_a_plain_one(
     assert wrong.status == 400
     unknown = client("POST", "/predictions/m", packed, Content_Encoding="br")
     assert (unknown.status, unknown.headers["Accept-Encoding"]) == (415, "gzip, deflate")
-    assert b"bodies are sent as they are, or by gzip, deflate" in unknown.body
+    assert b"send the body uncompressed, or with gzip or deflate" in unknown.body
 
 
 @pytest.mark.bound(

@@ -36,7 +36,7 @@ from tests.trainer.served_models import (
 )
 
 from dtj_trainer.serving.description import Preprocessing
-from dtj_trainer.serving.predictions import prepared, shown
+from dtj_trainer.serving.torchserve import prepared, shown
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, FilePayload, Page

@@ -35,7 +35,7 @@ from tests.trainer.served_models import (
 
 from dtj_trainer.data.formats.images import PictureForm, pixels_of
 from dtj_trainer.serving.description import Description, Preprocessing
-from dtj_trainer.serving.predictions import example_of, is_small, prepared
+from dtj_trainer.serving.torchserve import example_of, is_small, prepared
 from dtj_trainer.train.model_files import picture_facts
 
 LENGTH = "Inference-Header-Content-Length"
@@ -217,7 +217,7 @@ def test_tensors_in_binary_form(client: Client, asked: str) -> None:
 GOOD = tensor(batch(1))
 WHOLE = json.dumps({"inputs": [GOOD]}).encode()
 WRONG: dict[str, tuple[Any, str]] = {
-    "no object": ([], "no JSON object"),
+    "no object": ([], "has to be a JSON object"),
     "no inputs": ({}, "`inputs`"),
     "another input": ({"inputs": [{**GOOD, "name": "other"}]}, "each of pixels"),
     "an input twice": ({"inputs": [GOOD, GOOD]}, "each of pixels"),
@@ -245,7 +245,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "binary of another size": (
         {"inputs": [{**GOOD, "parameters": {"binary_data_size": 63}}]},
-        "its shape and type take 64",
+        "its shape and type need 64 bytes",
     ),
 }
 
@@ -264,7 +264,7 @@ def test_a_wrong_request_is_told_what_is_wrong(client: Client, name: str) -> Non
     [
         (b"{", {}, "no JSON"),
         (b'{"inputs": NaN}', {}, "NaN is no JSON"),
-        (b"[" * 900 + b"]" * 900, {}, "no JSON"),
+        (b"[" * 900 + b"]" * 900, {}, "JSON"),
         (b"[" * 90_000, {}, "more lists"),
         (b"[" + b"{}," * 90_000 + b"{}]", {}, "more values"),
         (b'["' + b'""' * 9_000, {}, "more texts"),

@@ -184,12 +184,12 @@ WRONG: dict[str, tuple[bytes | None, dict[str, object], str]] = {
         "onnxruntime can't run the model",
     ),
     "a fixed batch": (edited(fixed_batch), {}, "has a fixed batch"),
-    "too few labels": (None, {"labels": ["a"]}, "1 labels and 10 classes"),
-    "labels twice": (None, {"labels": ["a"] * CLASSES}, "two labels are 'a'"),
+    "too few labels": (None, {"labels": ["a"]}, "1 labels, but the model has 10 classes"),
+    "labels twice": (None, {"labels": ["a"] * CLASSES}, "'a' is the label of two classes"),
     "another size": (
         None,
         {"preprocessing": {"size": [9, 9], "channels": 1, "layout": "NCHW"}},
-        "makes pictures (1, 9, 9)",
+        "describes pictures of shape (1, 9, 9)",
     ),
     "no preprocessing": (None, {"preprocessing": {"size": 9}}, "model.json can't be read"),
 }

@@ -463,7 +463,7 @@ def test_a_spare_that_can_not_be_killed_starts_no_second_program(folder, starts,
     )
     end = program.start()
     assert end is not None
-    assert "can't be killed" in str(end.missing)
+    assert "its warm spare does not end after SIGKILL" in str(end.missing)
     os.kill(waiting.process.pid, signal.SIGKILL)
 
 

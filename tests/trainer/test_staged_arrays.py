@@ -108,7 +108,7 @@ def test_errors_of_the_process_are_raised_and_its_death_leaves_no_half_checkpoin
 
     background = BackgroundSave()
     background.begin(lambda: checkpoints.save(2, killed))
-    with pytest.raises(RuntimeError, match="the process that writes checkpoints ended with -9"):
+    with pytest.raises(RuntimeError, match="the process that writes checkpoints ended with exit code -9"):
         background.wait()
     assert [each.step for each in checkpoints.saved()] == [1]
     assert [path.name for path in checkpoints.folder().iterdir()] == ["1"]

@@ -274,7 +274,7 @@ def test_a_line_without_an_end_is_not_waited_for(port, pods):
 
     with socket.create_server(("127.0.0.1", port)) as listener:
         threading.Thread(target=answers, daemon=True).start()
-        with pytest.raises(PeersUnreachable, match="for 3 s: it sends no lines of a start barrier"):
+        with pytest.raises(PeersUnreachable, match="for 3 s: it is no start barrier: it sent a line of"):
             pods.start(settings_of(port, 1, 2, timeout=3)).result(WAIT)
         listener.shutdown(socket.SHUT_RDWR)
     for connection in accepted:

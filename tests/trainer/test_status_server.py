@@ -66,9 +66,10 @@ def test_answers(server: Server) -> None:
     assert server.ask("GET", "/metrics") == (200, "text/plain; version=0.0.4", metrics)
     assert server.ask("POST", "/stacks")[0] == 202
     assert server.asked == 1
-    assert server.ask("GET", "/stacks")[::2] == (404, "only /progress and /metrics are here\n")
-    assert server.ask("POST", "/progress")[::2] == (404, "only /stacks is here\n")
-    assert server.ask("DELETE", "/progress")[0] == 400
+    only = "this server answers only GET /progress, GET /metrics and POST /stacks\n"
+    assert server.ask("GET", "/stacks")[::2] == (404, only)
+    assert server.ask("POST", "/progress")[::2] == (404, only)
+    assert server.ask("DELETE", "/progress")[::2] == (400, only)
     assert server.ask("GET", "/../etc/passwd")[0] == 404
 
 

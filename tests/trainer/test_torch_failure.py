@@ -128,7 +128,7 @@ def test_an_abort_while_python_ends_after_an_exception_is_the_exceptions(tmp_pat
 
 
 def test_an_abort_of_a_script_that_has_ended_has_a_remedy(tmp_path):
-    remedy = "if the script had ended, free its process group before the end (docs/troubleshooting.md)"
+    remedy = "if the script was at its end, call destroy_process_group() there (docs/troubleshooting.md)"
     lines = ["epoch 2: loss 0.6604", "terminate called without an active exception"]
 
     of_rank = rank_report(ProgramEnd(134, signal=signal.SIGABRT), lines, tmp_path)
@@ -291,7 +291,7 @@ def test_the_table_of_torchrun_is_read():
             [(1, -15), (0, 143)],
             [],
             "ConnectionLost",
-            "the program left as after SIGTERM, though this pod was not told to stop",
+            "the program ended as after SIGTERM, which this pod did not get: perhaps another pod got it",
             0,
         ),
         ([(0, 1)], [], "ApplicationError", "the process of rank 0 exited with code 1", 0),

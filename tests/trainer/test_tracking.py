@@ -61,7 +61,7 @@ def test_programs_run_without_a_server(make_workspace, server):
     assert run.ended(90) == 4
 
     assert "run None None\n" in run.output
-    assert f"{server.uri} does not take the metrics, and is asked again" in run.output
+    assert f"the tracking server {server.uri} does not accept metrics; trying again" in run.output
 
 
 def test_only_rank_0_has_the_run(make_workspace, server):

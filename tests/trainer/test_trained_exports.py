@@ -159,10 +159,10 @@ def test_an_export_without_room_is_not_begun_and_one_that_runs_out_of_it_is_ende
     monkeypatch.setattr(export_process, "_room", lambda: next(left))
     export_model(model, lambda: False)
     assert told(model) == (
-        "the export needs 1024 MiB of memory, and the pod's limit leaves 1000: raise the limit"
+        "the export needs 1024 MiB of memory, but the container's memory limit leaves 1000 MiB: raise the limit"
     )
     export_model(model, lambda: False)
-    assert told(model) == "the pod's memory did not suffice for the export: raise the memory limit"
+    assert told(model) == "the export ran out of memory: raise the container's memory limit"
 
 
 def test_an_export_that_the_kernel_kills_is_told_and_it_is_the_first_to_be_killed(
@@ -174,7 +174,7 @@ def test_an_export_that_the_kernel_kills_is_told_and_it_is_the_first_to_be_kille
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     export_model(model, lambda: False)
-    assert told(model) == "the pod's memory did not suffice for the export: raise the memory limit"
+    assert told(model) == "the export ran out of memory: raise the container's memory limit"
     assert (tmp_path / "value").read_text() == "1000\n"
 
 
@@ -203,7 +203,7 @@ def test_without_the_extra_the_model_is_left_as_it_is(
     )
     export_model(model, lambda: False)
     assert {path.name: path.read_bytes() for path in model.iterdir()} == before
-    assert f"it lacks onnxscript; {install_line('export')}" in caplog.text
+    assert f"packages are not installed: onnxscript; {install_line('export')}" in caplog.text
 
 
 def test_the_export_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:

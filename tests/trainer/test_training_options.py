@@ -224,7 +224,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ["--profile-steps=5"],
-            "argument --profile-steps: '5' must be A:B, the first and the last step, from 1",
+            "argument --profile-steps: '5' must be A:B, the first and the last step, with 1 <= A <= B",
         ),
         (["--profile-steps=0:2"], "must be A:B"),
         (["--profile-steps=3:2"], "must be A:B"),
@@ -233,20 +233,23 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--optimizer=lion"], "argument --optimizer: invalid choice: 'lion'"),
         (
             ["--step-epochs=3"],
-            "--step-epochs has an effect with --schedule=step alone: give that, or leave it",
+            "--step-epochs has an effect only with --schedule=step: give both, or leave the option out",
         ),
-        (["--step-gamma=0.5", "--schedule=cosine"], "--step-gamma has an effect with --schedule=step alone"),
-        (["--momentum=0.8", "--optimizer=adam"], "--momentum has an effect with --optimizer=sgd alone"),
+        (["--step-gamma=0.5", "--schedule=cosine"], "--step-gamma has an effect only with --schedule=step"),
+        (["--momentum=0.8", "--optimizer=adam"], "--momentum has an effect only with --optimizer=sgd"),
         (
             ["--global-batch-size=8", "--grad-accumulation=2"],
-            "--grad-accumulation has no effect beside --global-batch-size: --global-batch-size is the whole",
+            "--grad-accumulation has no effect with --global-batch-size: it fixes the examples of a step",
         ),
         (
             ["--global-batch-size=8", "--scale-lr"],
-            "--scale-lr has no effect beside --global-batch-size: --global-batch-size is the whole step, and --lr",
+            "--scale-lr has no effect with --global-batch-size: it fixes the examples of a step",
         ),
         (["--warmup-start=0.1", "--warmup-epochs=0"], "--warmup-start has no effect with --warmup-epochs=0"),
-        (["--amp-dtype=bfloat16", "--no-amp"], "--amp-dtype has no effect with --no-amp: leave one of them"),
+        (
+            ["--amp-dtype=bfloat16", "--no-amp"],
+            "--amp-dtype has no effect with --no-amp: leave one of the options",
+        ),
     ],
 )
 def test_wrong_options(capsys: pytest.CaptureFixture[str], given: list[str], message: str) -> None:

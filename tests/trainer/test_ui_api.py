@@ -173,7 +173,7 @@ def test_past_jobs_are_as_the_bucket_recorded_them(ui: Ui) -> None:
     assert rows[1]["sentence"] == "no end recorded; last sign 2026-11-21T12:00:00Z"
     older = ui(f"/api/v1/jobs/ml/twice?uid={rows[3]['uid']}").json
     assert (older["row"]["phase"], older["failure"]["message"]) == ("Failed", "ValueError: loss is nan")
-    assert older["note"].startswith("read from the bucket, as record recorded the job's end")
+    assert older["note"].startswith("read from the bucket: the job's end was recorded by the pod record")
     assert {each["action"] for each in older["commands"]} == {"logs", "status", "artifacts", "page"}
     assert all("/ml/twice-" in each["command"] for each in older["commands"])
 

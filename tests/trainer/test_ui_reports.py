@@ -88,7 +88,7 @@ def test_no_job_with_metrics_is_no_fault(ui: Ui) -> None:
         ("?job=ml/running&baseline=none", 404, "no run or group is called none"),
         ("?job=ml/running&group_by=colour", 422, "no run has the field colour"),
         ("?job=ml/running&price=much", 422, "is not a price"),
-        ("?job=ml/running&price=workers%3D1", 422, "names no role"),
+        ("?job=ml/running&price=workers%3D1", 422, "does not name a role"),
         (f"?job=ml/running&price={'9' * 301}", 422, "price"),
         ("?job=ml/running&" + "&".join("group_by=model" for _ in range(11)), 422, "group_by"),
         (f"?job=ml/running&baseline={'x' * 301}", 422, "baseline"),

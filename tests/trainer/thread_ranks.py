@@ -19,7 +19,7 @@ from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.data.sharding import Share
 from dtj_trainer.data.stored_examples import SKIPPED
 from dtj_trainer.train import loop as training
-from dtj_trainer.train import pictures as picture_training
+from dtj_trainer.train import picture_training
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.options import TrainingOptions, parse
 from dtj_trainer.train.protocols import PictureModel, Ranks, Tested

@@ -147,7 +147,7 @@ def two_restarts(
 
     go = tmp_path / "go"
     third = pod.python(attempt(range(6, 2600), wait_for=go), "ranks", DTJ_ATTEMPT="3")
-    third.says("is asked again", 90)
+    third.says("trying again until it does", 90)
     time.sleep(down)
     server.start()
     until(lambda: server.run["tags"]["dtj.attempt"] == "3", "the server has the attempt", 60)

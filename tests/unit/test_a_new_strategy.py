@@ -27,11 +27,11 @@ from dtj.api.validation import faults
 from dtj.cli.main import app
 from dtj.client.logs import LogSelection
 from dtj.client.objects import LogQuery
+from dtj.plan.config_map import config_map
 from dtj.plan.job import PLANS, plan_job, register
 from dtj.plan.model import Plan
 from dtj.plan.pods import headless_service, ranks_info
 from dtj.plan.recipe import Recipe, address
-from dtj.plan.start import config_map
 from dtj.report.run import Run, read_metrics
 from dtj.report.summary import summarise
 from dtj.views.job_text import Answers, job_text

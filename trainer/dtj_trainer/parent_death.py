@@ -11,7 +11,7 @@ _PR_SET_PDEATHSIG = 1
 
 def die_with_parent() -> Callable[[], None]:
     """Return a function for the child's start: the kernel kills the child when the thread that started it ends."""
-    # Load the function before the fork: in the child, locks of other threads may stay held forever.
+    # Load libc's function before the fork: in the child, locks that other threads held at the fork stay held.
     prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:

@@ -37,7 +37,7 @@ def main() -> None:
     The termination message says why.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    # process 1 of a container ignores SIGTERM otherwise
+    # Handle SIGTERM: process 1 of a container ignores signals without a handler.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         record(os.environ)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def record(environment: Mapping[str, str]) -> bool:
-    """Write what is missing of a job's history; return whether `end.json` was written, and is not a later one.
+    """Write what is missing of a job's history; return False if the bucket keeps a later `end.json`.
 
     Raises ValueError, which names the invalid variable, and S3Error.
     """
@@ -82,7 +82,7 @@ def record(environment: Mapping[str, str]) -> bool:
         log.warning("can't write the record of the job to S3; trying again in %.1f s: %s", delay, error)
 
     written = retry_transient(write, timeout=PATIENCE_SECONDS, on_wait=on_wait)
-    log.info("%s says how the job ended", store.uri(contract.END_FILE))
+    log.info("%s has the end of the job", store.uri(contract.END_FILE))
     return written
 
 

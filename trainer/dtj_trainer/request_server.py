@@ -1,7 +1,7 @@
-"""Reads short HTTP requests of strangers. Without a NetworkPolicy, the whole cluster reaches a pod's ports.
+"""Answers short HTTP requests of unknown clients: without a NetworkPolicy, the whole cluster reaches a pod's ports.
 
 A request is short and has a deadline, and so has the answer. Few are handled at a time; others wait in the queue of
-the socket. A client that leaves, or sends something else, costs nothing and is told nowhere.
+the socket. Clients that leave, or send something else, are not logged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RequestServer:
         """Listen. Raises OSError.
 
         host: an address; empty: all addresses. answer: gets the connection, which does not block, the request up to
-        its empty line, and a function. That function lets the next request in; else this happens after `answer`.
+        its empty line, and a function. That function lets the server accept another request before `answer` ends.
         """
         self._answer = answer
         self._name = name
@@ -75,7 +75,7 @@ class RequestServer:
                     threading.Thread(
                         target=self._handle, args=(connection,), name=f"{self._name} request", daemon=True
                     ).start()
-                except RuntimeError:  # The system gives no more threads.
+                except RuntimeError:  # The system has no room for another thread.
                     connection.close()
                     raise
             except (OSError, RuntimeError) as error:
@@ -123,7 +123,7 @@ def wait(connection: socket.socket, event: int, deadline: float) -> None:
         selector.register(connection, event)
         left = deadline - time.monotonic()
         if left <= 0 or not selector.select(left):
-            raise TimeoutError("a connection is too slow")
+            raise TimeoutError("the client was too slow to send a request or to read its answer")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -136,7 +136,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _read_request(connection: socket.socket) -> bytes:
-    """Return a request up to its empty line. Raises TimeoutError, and OSError for a request that is none."""
+    """Return a request up to its empty line. Raises TimeoutError, and OSError for an incomplete or long request."""
     deadline, received = time.monotonic() + REQUEST_SECONDS, b""
     while b"\r\n\r\n" not in received:
         wait(connection, selectors.EVENT_READ, deadline)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 
-# The records of TensorBoard's event files that dtj writes: scalars, and the start of a session.
+# These functions make the records of TensorBoard's event files that dtj writes: scalars, and the start of a session.
 #
 # tensorboardX offers the same, but its import loads PyTorch where that is installed: 200 MB of memory and 3 s of a
 # processor, too much for `dtj-launch` beside a program.
@@ -41,7 +41,7 @@ def file_version(wall_time: float) -> bytes:
 
 
 def session_start(wall_time: float, step: int) -> bytes:
-    """Return the record that makes TensorBoard drop what it has read of this step and later ones."""
+    """Return the record that makes TensorBoard drop the values that it has read for this step and later ones."""
     return _record(_event(wall_time, step) + _bytes(_SESSION_LOG, _key(1, _VARINT) + _varint(_START)))
 
 

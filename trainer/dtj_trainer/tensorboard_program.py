@@ -14,7 +14,7 @@ from types import ModuleType
 
 from dtj_trainer.parent_death import die_with_parent
 
-# Read all event files of a run again: those of the chief and of the evaluator grow at the same time.
+# Let TensorBoard read all event files of a run repeatedly: the files of the chief and of the evaluator both grow.
 _FLAGS = ("--reload_interval=5", "--reload_multifile=true")
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dtj.api.checking import check
 from dtj.api.identity import GROUP, KIND, VERSION
 from dtj.api.immutable import forbidden_changes
 from dtj.api.job import Fault, Manifest
+from dtj.api.manifest_check import check
 from dtj.api.shown import key_shown
 
 REVIEW_VERSION, REVIEW = "admission.k8s.io/v1", "AdmissionReview"

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dtj.api.checking import check
 from dtj.api.errors import DtjError, Unusable
 from dtj.api.identity import API_VERSION, GROUP, KIND
 from dtj.api.job import Fault, Job, Manifest
+from dtj.api.manifest_check import check
 from dtj.api.yaml_lines import Document, read_documents
 
 

@@ -38,7 +38,7 @@ def masked(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def written_job(manifest: Mapping[str, Any]) -> Manifest:
+def masked_job(manifest: Mapping[str, Any]) -> Manifest:
     """Return the job as one would write it: masked, without what the API server and the operator set."""
     job = masked(manifest)
     job.pop("status", None)

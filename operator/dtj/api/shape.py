@@ -14,8 +14,8 @@ from functools import cached_property
 
 from dtj.api.job import Job
 from dtj.api.names import pod_name
+from dtj.api.stored_job import AnyJob
 from dtj.api.strategy import StrategyRules
-from dtj.api.unreadable import AnyJob
 
 
 @dataclass(frozen=True, slots=True)

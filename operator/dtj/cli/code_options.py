@@ -33,7 +33,7 @@ _OPTION_OF = {
     "serviceAccountName": "--service-account",
     "accelerator.nodeSelector": "--node-selector",
 }
-"""By the key of a default value, such as artifacts.uri: the option that sets the same value."""
+"""The option that sets a default value, by the key of the value."""
 
 TargetArgument = Annotated[
     Path,
@@ -49,7 +49,9 @@ def _option(help_: str, metavar: str, *, least: int | None = None) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeOptions:
-    """The values of the options. None: not given. `dtj.cli.options.with_fields` makes options of them."""
+    """The values of the options; None for an option that is not given. `dtj.cli.options.with_fields` makes an option
+    of each field.
+    """
 
     workers: Annotated[int | None, _option("Number of workers; default: 2.", "N", least=1)] = None
     ps: Annotated[int | None, _option("Number of parameter servers.", "N", least=1)] = None
@@ -87,16 +89,16 @@ class CodeOptions:
     ] = None
 
     def refuse_for(self, file: Path) -> None:
-        """Raise Unusable if an option is given: the fields of a job file say the same."""
+        """Raise Unusable if an option is given: in a job file, fields of the spec replace these options."""
         for each in fields(self):
             if getattr(self, each.name) not in (None, []):
                 raise Unusable(
                     f"--{each.name.replace('_', '-')} is only for a script or a folder, and {file} is a job file",
-                    "change the file",
+                    "set the field in the job file instead",
                 )
 
     def program(self, target: Path) -> Program:
-        """Return the program of a script or folder, and print what it was recognized by. Raises Unusable."""
+        """Return the program of a script or folder, and print the line that decided the strategy. Raises Unusable."""
         from dtj.client.code_job import read_program
 
         if not target.exists():
@@ -108,7 +110,7 @@ class CodeOptions:
         return program
 
     def wishes(self, words: Words) -> Wishes:
-        """Return what the options ask for. Raises Unusable."""
+        """Return the replicas, variables and arguments that the options ask for. Raises Unusable."""
         from dtj.client.code_job import Wishes
 
         env = dict(_of_file(self.env_file)) if self.env_file else {}
@@ -124,9 +126,10 @@ class CodeOptions:
 
     @contextmanager
     def wheels(self, program: Program, image: str, *, local: bool) -> Iterator[Wheels | None]:
-        """Yield the packages of a program, which exist during the context, and print them; None if it needs none.
+        """Yield the wheels that a program needs besides the packages of its image; None if the program needs none.
 
-        image: of the job. local: the job runs on this machine. Raises Unusable.
+        The files exist during the context. image: the image of the job. local: the job runs on this machine. Raises
+        Unusable.
         """
         from dtj.client.image_python import python_here, python_of
         from dtj.client.packages import choose
@@ -141,16 +144,17 @@ class CodeOptions:
             )
         python = python_here() if local else python_of(image, self.python, self.platform)
         with tempfile.TemporaryDirectory(prefix="dtj-wheels-") as folder:
-            errors.print(f"{requirements}: chooses wheels for Python {python.version}", style="dim")
+            errors.print(f"{requirements}: choosing wheels for Python {python.version}", style="dim")
             wheels = choose(requirements, python, Path(folder), self.replace_package or ())
             if wheels.found.image:
                 errors.print(f"{python.what} has {_listed(list(wheels.found.image))}", style="dim")
             yield wheels if wheels.paths else None
 
     def values(self, strategy: str, *others: tuple[str, Defaults | None]) -> dict[str, Value]:
-        """Return what options, the user's file and other sources say, in this order. Raises Unusable.
+        """Return each default value from the first source that sets it. Raises Unusable.
 
-        others: the name of each source, and its defaults.
+        The sources are the options, the user's file, and the others in their order. others: the name of each source,
+        and its defaults.
         """
         from dtj.client.defaults import OPTIONS, config_file, of_file, resolved
 
@@ -226,7 +230,7 @@ def _tell_left_out(program: Program) -> None:
     for each in selection.left_out:
         errors.print(f"left out: {each.name}: {each.why}", style="yellow")
     if named := selection.ignored:
-        errors.print(f"left out by patterns: {_listed(named)}", style="dim")
+        errors.print(f"left out by .dtjignore and the default patterns: {_listed(named)}", style="dim")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -247,7 +251,7 @@ def _of_file(path: Path) -> Iterator[tuple[str, str]]:
         with path.open("rb") as file:
             text = file.read(_MOST_ENV_BYTES + 1)
         if len(text) > _MOST_ENV_BYTES:
-            raise Unusable(f"--env-file {path}: more than {_MOST_ENV_BYTES:,} bytes")
+            raise Unusable(f"--env-file {path}: larger than the maximum of {_MOST_ENV_BYTES:,} bytes")
         lines = text.decode("utf-8-sig").splitlines()
     except OSError as error:
         raise Unusable(f"--env-file {path}: {error.strerror}") from None

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from dtj.client import Client
 
 opened = ExitStack()
-"""The clients that stay open until the command ends. `main` closes them. At the exit of the interpreter it would be
-too late: the clean-up of a client may send requests, and asyncio then starts no threads."""
+"""The clients that stay open until the command ends. `main` closes the clients before the interpreter exits: a client
+may send requests when it is closed, and asyncio starts no threads while the interpreter exits."""
 atexit.register(opened.close)  # Close the clients even if a command is called without `main`, as in tests.
 
 

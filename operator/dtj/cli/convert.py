@@ -107,7 +107,7 @@ def _words(command: str | None) -> list[str]:
 
 
 def _no_job(file: Path, manifests: Sequence[Manifest]) -> Unusable:
-    """Return the error for a file without a job to convert. It tells what to do with the kinds that the file has."""
+    """Return the error for a file without a job to convert, with advice for the kinds of objects in the file."""
     message = f"{file}: has no job of Kubeflow or torchx"
     found = ways(manifests)
     if found:
@@ -122,8 +122,12 @@ def _manifests(file: Path) -> list[Manifest]:
     repeated = [f"{file}:{line}: {fault}" for document in documents for line, fault in document.repeated]
     if repeated:
         raise Unusable("\n".join(repeated))
-    if not all(isinstance(document.data, dict) for document in documents):
-        raise Unusable(f"{file}: not all documents are Kubernetes objects, with apiVersion and kind")
+    for document in documents:
+        if not isinstance(document.data, dict):
+            raise Unusable(
+                f"{file}:{document.line}: the YAML document is not a Kubernetes object: it must be a map with "
+                "apiVersion and kind"
+            )
     return [document.data for document in documents]
 
 

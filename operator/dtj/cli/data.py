@@ -77,9 +77,13 @@ def stage(
     continues an interrupted run. Needs the extra `trainer`.
     """
     if target is None and (classes or size):
-        raise Unusable("--classes and --size change the examples", "give a DST for the changed set")
+        option = "--classes" if classes else "--size"
+        raise Unusable(
+            f"{option} changes the examples, and without DST the shards at SRC stay as they are",
+            "give a DST for the changed data set",
+        )
     if channels == 2:
-        raise Unusable("--channels 2 can't be: pictures are grey or in colours", "give 1 or 3")
+        raise Unusable("--channels 2 is not possible: an image is grey (1) or in colours (3)", "give 1 or 3")
     options: dict[str, object] = {
         "shard-megabytes": shard_megabytes,
         "seed": seed,
@@ -124,7 +128,7 @@ def _run(
 ) -> None:
     need("dtj data", _NEEDED, "trainer")
     stores = [_reached(uri, local, endpoint) for uri in uris if uri.startswith("s3://")]
-    # The program exits with a code other than 0 if it has found faults, which it has printed.
+    # A code other than 0 means that the program has found, and printed, faults of the data set.
     raise typer.Exit(1 if run(command(f"dtj_trainer.data.{program}", uris, options, flags), stores) else 0)
 
 

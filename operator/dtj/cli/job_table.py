@@ -1,6 +1,6 @@
 """Jobs, past jobs and events as tables, and past jobs as data for programs. All functions are pure.
 
-`dtj list`, `events` and `status` print them. `dtj.views.figures` has the texts of the cells.
+`dtj list`, `dtj events` and `dtj status` print the tables. `dtj.views.figures` makes the texts of the cells.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PHASE_STYLES = {
 }
 COLUMNS = ("NAME", "STATE", "PROGRESS", "EX/S", "GPUS", "AGE")
 WIDE_COLUMNS = ("STRATEGY", "WORKERS", "ATTEMPT", "APP-RESTARTS", "IN-PLACE", "INFRA-RESTARTS", "REASON")
-"""The columns of `-o wide` after the others. kubectl has the same."""
+"""The columns that `-o wide` adds. `kubectl get -o wide` shows the same columns."""
 NUMBERS = ("PROGRESS", "EX/S", "GPUS", "WORKERS", "ATTEMPT", "APP-RESTARTS", "IN-PLACE", "INFRA-RESTARTS")
 
 
@@ -65,7 +65,7 @@ def figure_cells(status: JobStatus) -> list[str]:
 def wide_cells(
     status: JobStatus, strategy: str | None, workers: int | None, reason: str | None = None
 ) -> list[str]:
-    """Return the cells of WIDE_COLUMNS. reason: why a status without a state says nothing."""
+    """Return the cells of WIDE_COLUMNS. reason: the REASON of a job whose status has no state."""
     restarts = status.restarts
     return [
         strategy or UNKNOWN,
@@ -104,7 +104,7 @@ def state_text(job: DistributedTrainingJob) -> Text:
 
 
 def state_of_status(status: JobStatus) -> Text | None:
-    """Return the state in its colour: that of the phase, or yellow for a trouble of a job that may still succeed."""
+    """Return the state in the colour of its phase, or in yellow for a problem of a job that may still succeed."""
     state, phase = shown_state(status)[0], status.phase
     if state is None:
         return None

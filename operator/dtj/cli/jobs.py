@@ -151,12 +151,15 @@ def scale(
             f"--workers {workers} and --replicas worker={wanted['worker']} differ", "give one of them"
         )
     if not wanted:
-        raise Unusable("nothing to change", "give --workers N or --replicas ROLE=N")
+        raise Unusable("no number of replicas is given", "give --workers N or --replicas ROLE=N")
     client = connect(namespace, context)
     try:
         client.scale(name, wanted, timeout=timeout)
     except KeyboardInterrupt:
-        errors.print(f"{name} is resumed if this command suspended it; `dtj resume {name}` does the same")
+        errors.print(
+            f"interrupted: if this command suspended {name}, it now resumes the job with the old number of replicas; "
+            f"if the job stays suspended, run `dtj resume {name}`"
+        )
         raise
     echo(scaled(name, wanted))
 

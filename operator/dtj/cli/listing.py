@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 _TOLD_FROM = 200
-"""The smallest number of records for which lines about the progress are printed. Fewer are read in a moment."""
+"""The progress is shown only while more records than this are read. Fewer records are read within a second."""
 _LINE_SECONDS = 2.0
 
 
@@ -105,7 +105,7 @@ def list_jobs(
         return
     given = {"--from": from_, "--phase": phases, "--since": since, "--endpoint": endpoint}
     if only_past := [name for name, value in given.items() if value is not None]:
-        raise Unusable(f"{only_past[0]} is for the history of a bucket", "give --past")
+        raise Unusable(f"{only_past[0]} needs --past, which lists the history of a bucket", "give --past")
     if local:
         from dtj.local.runs import home
         from dtj.views.local_place import local_jobs
@@ -150,7 +150,7 @@ def _list_past(
     present = present_jobs(query.namespace, context)
     with open_history(choice.source, present, choice.endpoint) as history, _told_progress() as tell:
         history.on_progress = tell
-        # Ask for one job more than the limit: `_tell_rest` says whether the history has more jobs.
+        # Ask for one job more than the limit, to find out whether the history has more jobs.
         jobs = history.jobs(query, limit=None if limit is None else limit + 1, present=present.jobs)
         uri = history.uri
     print_fault(present.fault)

@@ -18,7 +18,7 @@ from dtj.cli.options import RegistryOption
 from dtj.cli.terminal import echo, errors, output
 from dtj.views.job_text import Answers, job_text
 
-# Option, question, and the field of the job that the answer sets.
+# The questions of `dtj new`: the option, the text, and the field of the job that the answer sets.
 _QUESTIONS = (
     ("name", "Name of the job", "metadata.name"),
     ("strategy", f"Strategy: {enumerated(RULES, 'or')}", "spec.strategy"),
@@ -105,9 +105,10 @@ def new(
 
 
 def _strategy(name: str | None, role_options: list[str]) -> str | None:
-    """Return the strategy of this name in any case or, without a name, the first that has a role for each option.
+    """Return the name of a strategy as in RULES, whatever its case; without a name, the first that has all the roles.
 
-    Return None without a name and without options. Raises Unusable for a wrong name or an option of another strategy.
+    Return None without a name and without options. Raises Unusable for an unknown name, or if the strategy lacks the
+    role of an option.
     """
     matching = [strategy for strategy, rules in RULES.items() if all(map(rules.role_of_option, role_options))]
     if name is None:
@@ -138,7 +139,7 @@ def _ask_missing(answers: Answers, missing: list[str]) -> Answers:
         unasked = ["NAME" if option == "name" else f"--{option}" for option in _NEEDED if option in missing]
         if unasked:
             raise Unusable(
-                f"{', '.join(unasked)} not given, and dtj can't ask without a terminal",
+                f"not given: {', '.join(unasked)}; without a terminal, dtj can't ask for missing options",
                 "give these options, or --yes to take the defaults",
             )
         return answers
@@ -173,10 +174,13 @@ def _answer(answers: Answers, option: str, question: str, field: str) -> Answers
 def _value(option: str, text: str) -> Any:
     if option == "strategy":
         if (strategy := _strategy(text, [])) is None:
-            raise ValueError(text)
+            raise ValueError(f"{text!r} is not a strategy")
         return strategy
     if option in _NUMBERS:
-        return int(text)
+        try:
+            return int(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a whole number") from None
     return text
 
 

@@ -27,7 +27,7 @@ class PastChoice:
     uid: str
     """The beginning of the job's uid; empty: choose the newest job of the name."""
     endpoint: str | None = None
-    """URL of the store for this machine; None: the one that the environment names."""
+    """URL of the store for this machine; None: the endpoint in the environment."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class PlaceOptions:
 def find(
     name: str, *, local: bool, namespace: str | None, context: str | None, past: PastChoice | None = None
 ) -> Place:
-    """Find a job. Raises NotFound if the job does not exist, and Unreachable if its place does not answer.
+    """Find a job. Raises NotFound if the job does not exist, and Unreachable if cluster or store does not answer.
 
     name: the name of the job, or its prefix in a bucket, `s3://…`. past: look for the name in a history.
     """
@@ -170,6 +170,6 @@ def present_jobs(namespace: str | None, context: str | None) -> PresentJobs:
 
 
 def print_fault(fault: DtjError | None) -> None:
-    """Print why the cluster can't be asked, if it can't be. The history then comes from the bucket alone."""
+    """Print why the cluster can't be asked for jobs, if there is a fault. Past jobs come from the bucket alone."""
     if fault:
         errors.print(f"only the bucket was read, because the cluster can't be asked: {fault.message}")

@@ -18,14 +18,15 @@ from dtj.api.shape import Replica
 from dtj.api.spec import Gang
 from dtj.api.validation import notes
 from dtj.cli.terminal import echo_whole, output
+from dtj.plan.config_map import START
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.plan.pods import trainer_container
-from dtj.plan.start import START
 from dtj_trainer import contract
 
 _MAX_SHOWN = 8
-"""The largest number of replicas of a role, or values of a variable, that are all shown. Of more, three are shown."""
+"""The largest number of entries, such as the replicas of a role, that are all shown. Of a longer list, the first two
+entries and the last one are shown."""
 _UNKNOWN_UID = "<uid>"
 
 
@@ -150,6 +151,7 @@ def _container_cells(pod: Manifest, accelerator: str) -> tuple[str, str, str]:
 
 def _order(plan: Plan) -> list[str]:
     decisive = ", ".join(_shortened(plan.shape.decisive))
+    verb = "succeeds" if len(plan.shape.decisive) == 1 else "succeed"
     state = (
         "run, or are ready if they may restore a checkpoint"
         if plan.shape.next_stage_on_running
@@ -160,7 +162,7 @@ def _order(plan: Plan) -> list[str]:
         if len(plan.shape.stages) > 1
         else []
     )
-    return [*later, f"The job succeeds with {decisive}; {plan.shape.reporter} reports its progress."]
+    return [*later, f"The job succeeds when {decisive} {verb}; {plan.shape.reporter} reports the progress."]
 
 
 def _programs(pods: Mapping[str, Manifest]) -> list[str]:
@@ -182,7 +184,7 @@ def _tf_config(plan: Plan, pods: Mapping[str, Manifest]) -> None:
     for pod in pods.values():
         if text := _environment(pod).get(contract.ENV_TF_CONFIG):
             _part(f"TF_CONFIG of {pod['metadata']['name']}; the other pods have their own task")
-            # Show the value as the pod sees it: the kubelet replaces $(DTJ_TF_CLUSTER) by the variable's value.
+            # Show the value in the container: the kubelet replaces $(DTJ_TF_CLUSTER) by the value of that variable.
             config = json.loads(text.replace(f"$({contract.ENV_TF_CLUSTER})", _tf_cluster(plan, pod)))
             for role, hosts in config.get("cluster", {}).items():
                 _lines(_shortened([f"{role}  {host}" for host in hosts]))

@@ -1,6 +1,6 @@
 """The runs that names stand for: folders, prefixes of a bucket, and names of jobs.
 
-`dtj report` imports it when it runs, and not for `--help` or the completion of a name.
+`dtj report` imports this module only when the command runs, not for `--help` or the completion of a name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dtj_trainer import contract
 def read_runs(names: Sequence[str], where: PlaceOptions, *, bare: bool = False) -> list[Run]:
     """Return the runs that the names stand for, each under a unique name. Raises DtjError.
 
-    where: where jobs are looked for by name. bare: whether a job without metrics is a run, too.
+    where: where jobs are looked for by name. bare: whether to return a job without metrics as a run, too.
     """
     runs: dict[str, Run] = {}
     for name in names:
@@ -44,7 +44,7 @@ def _runs(name: str, where: PlaceOptions, *, bare: bool) -> Iterator[Run]:
             if not Path(name).is_dir():
                 raise
             raise NotFound(
-                f"the folder {name} has no {contract.METRICS_FILE}, and as the name of a job: {error.message}",
+                f"the folder {name} has no {contract.METRICS_FILE}, and no job {name} was found: {error.message}",
                 error.remedy,
             ) from None
         yield run_of(place, name, bare=bare)
@@ -101,7 +101,7 @@ def _in_folder(path: Path) -> Iterator[Run]:
 
 
 def _read_whole(file: Path) -> bytes:
-    """Return a file together with its later segments, which a folder may have that was copied from a bucket."""
+    """Return the content of a file and of its later segments. A folder copied from a bucket may have segments."""
     from dtj_trainer.artifacts.segments import segments_of
 
     parts = segments_of(file.name, (path.name for path in file.parent.iterdir()))

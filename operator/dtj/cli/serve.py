@@ -142,7 +142,7 @@ def serve(
         return
     if asked or kserve:
         first = "kserve" if kserve else next(iter(asked)).replace("_", "-")
-        raise Unusable(f"--{first} is for --manifest", "add --manifest")
+        raise Unusable(f"--{first} has an effect only with --manifest", "add --manifest")
     need("dtj serve", _NEEDED, "serving")
     named, stores = list[str](), list[Mapping[str, str]]()
     for word in models:
@@ -172,7 +172,7 @@ def _manifests(
     registry: str | None,
     kserve: bool,
 ) -> str:
-    # Import here: a server starts faster without the resource's models.
+    # Import here: the server starts faster without the pydantic models of the job, which only --manifest needs.
     from dtj.api.identity import own_image
     from dtj.api.yaml_text import dump_all
     from dtj.plan import model_server

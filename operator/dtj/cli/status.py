@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 _REFRESH_SECONDS = 1.0
 _EVENT_REFRESHES = 5
-"""The view fetches events once in this many refreshes."""
+"""The number of refreshes of the live view between two requests for events."""
 _LINES_BESIDE_REPLICAS = 22
 _FEWEST_REPLICAS = 6
 
@@ -66,7 +66,7 @@ def status(
         print_data(place.job().to_manifest(), format_)
     elif not watch:
         job, note = place.job(), place.note()
-        # Leave out the events of an ended job without a cluster: its conditions contain the same facts.
+        # Leave out the events of an ended job that is read from the bucket: its conditions contain the same facts.
         events = [] if note and job.status.finished else place.events()
         print_table(status_view(job, place.pods(), events, datetime.now(UTC), note=note))
     elif output.is_terminal:
@@ -84,7 +84,7 @@ def _show_live(place: Place) -> None:
 
 
 def _views(place: Place) -> Iterator[RenderableType]:
-    """Yield the refreshed view until the job has finished. Without an answer, repeat the last state."""
+    """Yield the refreshed view until the job has finished. While the cluster does not answer, show the last state."""
     job, pods = place.job(), place.pods()
     events: list[JobEvent] = []
     for refresh in count():

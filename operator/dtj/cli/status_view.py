@@ -182,16 +182,17 @@ def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, st
 
 
 def pod_checkpoint(status: JobStatus) -> str | None:
-    """Return a sentence about a checkpoint that only a pod has; None if there is none."""
+    """Return a sentence about a checkpoint that is only in a pod, not yet in the bucket; None if there is none."""
     found, artifacts = status.pod_checkpoint, status.artifacts
     if found is None:
         return None
     step = "" if found.step is None else f" (step {found.step})"
     if artifacts is None:
         return f"a checkpoint{step} is only in the pod, and is lost with the pod: the job has no artifacts"
-    stored = (artifacts.checkpoint.uri or "").rpartition("/")[2] if artifacts.checkpoint else "none"
+    stored = (artifacts.checkpoint.uri or "").rpartition("/")[2] if artifacts.checkpoint else ""
     number = "a checkpoint" if found.number is None else f"checkpoint {found.number}"
-    return f"{number}{step} is complete in the pod, and {stored} is in the bucket"
+    in_bucket = f"the newest in the bucket is {stored}" if stored else "the bucket has none yet"
+    return f"{number}{step} is complete in the pod; {in_bucket}"
 
 
 def _pairs(facts: Sequence[tuple[str, str]]) -> Table:

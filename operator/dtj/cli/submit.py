@@ -29,7 +29,7 @@ app = typer.Typer()
 
 
 class _Made(NamedTuple):
-    """A job, with the archives of its code and its packages if it is made of a script or folder."""
+    """A job, with the archives of its code and its packages if the job is made from a script or folder."""
 
     job: DistributedTrainingJob
     archive: Path | None = None
@@ -177,7 +177,7 @@ def _named_endpoint(
     """Return the endpoint of the store for a job's archives, if the user named it. A variable AWS_ENDPOINT_URL wins.
 
     The user's own credentials must be sent only to an endpoint that the user named.
-    of_namespace: the source of defaults that others may have written, so that its endpoint does not count.
+    of_namespace: the source of the ConfigMap with defaults, whose endpoint does not count: others may have set it.
     """
     from dtj.client.store_environment import endpoint_of, user_environment
 
@@ -244,7 +244,7 @@ def _followed(client: Client, job: DistributedTrainingJob, console: VisibleConso
         # The pods of a short job may already be deleted. Their output is then only in the bucket.
         if not client.get(job.name, namespace=job.namespace).status.finished:
             raise
-        errors.print(f"the output can't be read: {error}", style="yellow")
+        errors.print(f"the output of {job.name} can't be read: {error}", style="yellow")
     ended = client.wait(job.name, timeout=None, namespace=job.namespace)
     if ended.status.phase is Phase.FAILED and ended.status.failure is not None:
         for text in failure_lines(ended.status.failure):

@@ -28,7 +28,7 @@ _UNLIMITED_WIDTH = 1000
 
 
 def visible(text: str) -> str:
-    """Return the text with a visible character for each one that has none, except tabs and line ends."""
+    """Return the text with a visible character in place of each control character, except tabs and line ends."""
     return text.translate(_PICTURES)
 
 
@@ -112,7 +112,7 @@ def print_table(table: RenderableType) -> None:
 
 
 def size(amount: int) -> str:
-    """Return a number of bytes in the largest unit in which it is at least 1."""
+    """Return a number of bytes as text, in the largest unit of which there is at least 1."""
     value, units = float(amount), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]

@@ -1,6 +1,6 @@
 """`dtj top`: the CPU and memory that each replica of a job uses, beside what it may use.
 
-The use is that of the cluster's metrics-server, or of the processes of a run of this machine.
+On a cluster, metrics-server measures the use. For a run of this machine, dtj measures the use of its processes.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _bytes(quantity: str | int | None) -> str:
 
 app = typer.Typer()
 _REFRESH_SECONDS = 5.0
-"""metrics-server measures every 15 s by default."""
+"""Seconds between two tables of --watch. metrics-server measures every 15 s by default."""
 
 
 @app.command()
@@ -158,7 +158,7 @@ class _OnCluster:
         self._name = name
 
     def usage(self) -> Mapping[str, PodUsage] | None:
-        # Raise NotFound for a wrong name: the metrics of no pods would be no error.
+        # Read the job first, so that a wrong name raises NotFound: its metrics would only be an empty list.
         self._client.get(self._name)
         return self._client.usage(self._name)
 
@@ -183,7 +183,7 @@ def _show_live(place: _UsageSource) -> None:
 
 
 class LocalUse:
-    """The use of a run, from one look to the next."""
+    """The CPU and memory that the replicas of a local run use, on average since the last measurement."""
 
     def __init__(self, run: Run) -> None:
         """Take the first measurement."""
@@ -191,7 +191,7 @@ class LocalUse:
         self._usage = RunUsage(run)
 
     def usage(self) -> dict[str, PodUsage]:
-        """Return the use by name of the pod; none of a replica without a process."""
+        """Return the use by name of the pod. Leave out a replica without a process."""
         return {
             f"{self._run.name}-{replica}": PodUsage(f"{used.cores * 1000:.0f}m", str(used.memory))
             for replica, used in self._usage.look().items()
@@ -206,7 +206,7 @@ class LocalUse:
 
 
 def _pods(job: DistributedTrainingJob, usage: Mapping[str, PodUsage]) -> list[Pod]:
-    """Return the replicas as pods. A replica with a process is Running; the run does not record how others ended."""
+    """Return the replicas as pods: Running with a process, else Ended. A run does not record how replicas end."""
 
     def pod(name: str, role: str, index: int) -> Pod:
         phase = "Running" if name in usage else "Ended"

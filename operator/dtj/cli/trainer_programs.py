@@ -53,7 +53,7 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
 def need(what: str, modules: Iterable[str], extra: str) -> None:
-    """Raise DtjError if `what` lacks one of the modules, which the extra of dtj installs."""
+    """Raise DtjError if a module that `what` needs is missing. extra: the extra of dtj that installs the modules."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise DtjError(f"{what} needs {', '.join(missing)}", install_line(extra))
@@ -104,8 +104,8 @@ def _environment(stores: Iterable[Mapping[str, str]]) -> dict[str, str]:
         return dict(os.environ)
     if any(store != reached[0] for store in reached):
         raise Unusable(
-            "the addresses are in stores with other endpoints or credentials, and one program reaches only one store",
-            "give them to separate commands",
+            "the s3:// addresses are in stores with different endpoints or credentials, and a command uses one store",
+            "give the addresses of each store to a command of their own",
         )
     rest = {
         name: value

@@ -27,10 +27,10 @@ _FIRST_PIECE_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """A complete checkpoint in the bucket: what the folder `checkpoints` held at one moment."""
+    """A complete checkpoint in the bucket: the content of a pod's folder /dtj/checkpoints at one moment."""
 
     number: int
-    """The number of the checkpoint, with which the name of its folder begins. `dtj resume --checkpoint` takes it."""
+    """The number of the checkpoint, which is the value of `dtj resume --checkpoint`, and begins the folder's name."""
     step: int | None
     """Optimizer step at which the checkpoint was saved; None if neither a file nor the manifest names the step."""
     time: datetime
@@ -62,7 +62,7 @@ class Artifacts:
             return list(self.store.objects(prefix.strip("/")))
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
-        """Return the bytes of each file below a folder by key; those of a segmented file together."""
+        """Return the size in bytes of each file below a folder, by key. A segmented file has the sum of its parts."""
         stored = {item.key: item.size for item in self.ls(prefix)}
         return {key: sum(stored[part] for part in parts) for key, parts in joined(stored).items()}
 
@@ -118,13 +118,13 @@ class Artifacts:
         return b"".join(self.pieces(parts))
 
     def begin_of(self, key: str, most: int) -> bytes:
-        """Return the first bytes of an object. most: their largest number."""
+        """Return the first bytes of an object. most: the maximum number of bytes."""
         with explained():
             found = self.store.get_changed(key, None, most)
         return found[0] if found else b""
 
     def end_of(self, key: str, most: int) -> tuple[bytes, bool]:
-        """Return the last `most` bytes of a file, and whether the file has no more.
+        """Return the last `most` bytes of a file, and whether these bytes are the whole file.
 
         The file is an object or a segmented file. Raises NotFound.
         """
@@ -142,7 +142,7 @@ class Artifacts:
             return b"".join(found) if ranges else b"", sum(size for _, size in sizes) <= most
 
     def backwards(self, parts: Sequence[tuple[str, int]]) -> Iterator[bytes]:
-        """Yield the content of segments (key, size in bytes) from its end: first a little, then more and more."""
+        """Yield the content of segments (key, size in bytes) backwards from the end, in pieces of growing size."""
         piece = _FIRST_PIECE_BYTES
         for key, size in reversed(parts):
             end = size
@@ -171,9 +171,9 @@ class Artifacts:
         return [self._stored(manifest) for manifest in reversed(self._manifests())]
 
     def current_checkpoint(self) -> StoredCheckpoint | None:
-        """Return the checkpoint that the job goes on from: the newest one, or an older one that it has gone back to.
+        """Return the checkpoint from which the job continues: the newest one, or an older one to which it went back.
 
-        The claim of the last attempt names the latter until that attempt has a checkpoint of its own.
+        The claim of the last attempt names the older checkpoint until the attempt has saved a checkpoint.
         """
         from dtj_trainer.artifacts.fence import read_claim
 
@@ -186,7 +186,7 @@ class Artifacts:
         return self._stored(manifests[0]) if manifests else None
 
     def checkpoint(self, number: int) -> StoredCheckpoint:
-        """Return the checkpoint of a number; of several attempts, the newest one. Raises NotFound."""
+        """Return the checkpoint with a number; of several attempts, the newest one. Raises NotFound."""
         return self._stored(self._manifest(number))
 
     def get_checkpoint(self, number: int, folder: str | Path) -> list[Path]:
@@ -211,16 +211,16 @@ class Artifacts:
     def job(self) -> dict[str, Any]:
         """Return the manifest of the job in job.yaml. Raises Unusable if job.yaml contains no object."""
         name = f"{self.uri}/{contract.JOB_FILE}"
-        # Read one byte more than `read_documents` accepts, so that it reports a larger file as too large.
+        # Read one byte more than MOST_BYTES, so that `first_object` reports a larger file as too large.
         content = self.begin_of(contract.JOB_FILE, MOST_BYTES + 1)
         manifest = first_object(content.decode(errors="replace"), name)
         if manifest is None:
-            raise Unusable(f"{name}: has no object")
+            raise Unusable(f"{name} contains no YAML object, and should contain the job")
         return manifest
 
     @cached_property
     def store(self) -> Store:
-        """The store of the prefix, whose errors are those of S3."""
+        """The store of the prefix. Its methods raise S3Error, which `explained` converts into DtjError."""
         from dtj_trainer.artifacts.store import open_store
 
         return open_store(self.uri, self.environment)
@@ -244,7 +244,7 @@ class Artifacts:
         numbers = sorted({manifest.number for manifest in manifests})
         raise NotFound(
             f"there is no checkpoint {number} in {self._checkpoints.location.uri}",
-            f"there are {', '.join(map(str, numbers))}" if numbers else None,
+            f"the bucket has the checkpoints {', '.join(map(str, numbers))}" if numbers else None,
         )
 
     def _stored(self, manifest: Manifest) -> StoredCheckpoint:
@@ -318,4 +318,6 @@ def explained() -> Iterator[None]:
     except S3Error as error:
         raise Unreachable(str(error), _REMEDY) from error
     except OSError as error:
-        raise Unusable(f"can't be written: {error}") from error
+        raise Unusable(
+            f"{error.filename or 'a local file'} can't be used: {error.strerror or error}"
+        ) from error

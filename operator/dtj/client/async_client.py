@@ -209,7 +209,7 @@ class AsyncClient:
     ) -> DistributedTrainingJob:
         """Resume a suspended job, or a job whose Workload Kueue deactivated, from the newest checkpoint.
 
-        checkpoint: the number of an earlier one to go back to; the job must be suspended. endpoint: see `artifacts`.
+        checkpoint: the number of an earlier checkpoint to go back to, for a suspended job. endpoint: see `artifacts`.
         """
         job = await self.get(name, namespace=namespace, uid=uid)
         return await resume(self._api, job, checkpoint, endpoint)
@@ -237,7 +237,8 @@ class AsyncClient:
             await self.wait_for(name, ConditionType.SUSPENDED, timeout=timeout, namespace=namespace)
             job = await change(self._api, job, {"replicaSpecs": counts})
         finally:
-            # After an error, resume the job with the old number of replicas, also if the suspension is unanswered.
+            # After an error, resume the job with the old number of replicas, also if the request to suspend got no
+            # answer.
             if suspend:
                 await uninterrupted(self.resume(name, namespace=namespace, uid=job.uid))
         return await self.get(name, namespace=namespace) if suspend else job
@@ -265,7 +266,7 @@ class AsyncClient:
                 async with asyncio.timeout(timeout):
                     await until_gone(self._api, namespace, name)
             except TimeoutError:
-                raise TimedOut(f"{name} and its pods are not gone after {timeout:g} s") from None
+                raise TimedOut(f"{name} or some of its pods still exist after {timeout:g} s") from None
 
     async def events(self, name: str, *, namespace: str | None = None) -> builtins.list[JobEvent]:
         """List the events of a job and its pods, oldest first."""

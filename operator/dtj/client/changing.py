@@ -28,13 +28,13 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         if (await asyncio.wait([task], timeout=_MORE_SECONDS))[0]:
-            task.result()  # Raise the error of the work, if any: it tells more than CancelledError.
+            task.result()  # Raise the error of `work`, if any, instead of CancelledError.
         task.cancel()
         raise
 
 
 async def change(api: UserApi, job: DistributedTrainingJob, spec: Manifest) -> DistributedTrainingJob:
-    """Merge `spec` into the job's. Raises NotFound if another job has replaced the job under its name."""
+    """Merge `spec` into the spec of a job. Raises NotFound if another job has replaced the job under its name."""
     patch = {"metadata": {"uid": job.uid}, "spec": spec}
     with explained(api.host, job.namespace, job.name):
         return DistributedTrainingJob.from_cluster(await api.patch_job(job.namespace, job.name, patch))
@@ -76,7 +76,7 @@ async def resume(
 def scaled(job: DistributedTrainingJob, replicas: Mapping[str, int]) -> Manifest:
     """Return the change of `replicaSpecs` that gives a job these numbers of replicas.
 
-    Raises DtjError, Unusable or InvalidJobError if the job can't have them.
+    Raises DtjError, Unusable or InvalidJobError if the job can't have these numbers.
     """
     if job.status.finished:
         raise DtjError(f"{job.name} is {job.status.phase}: the replicas of a finished job can't change")
@@ -86,7 +86,7 @@ def scaled(job: DistributedTrainingJob, replicas: Mapping[str, int]) -> Manifest
         raise Unusable("no role is given", "give the number of replicas by role, e.g. worker=4")
     for role, count in replicas.items():
         if role not in roles:
-            raise Unusable(f"{job.name} has no {role}: its roles are {', '.join(roles)}")
+            raise Unusable(f"{job.name} has no role {role}: its roles are {', '.join(roles)}")
         roles[role] = {**roles[role], "replicas": count}
     if job_faults := DistributedTrainingJob.from_manifest(manifest).faults():
         raise InvalidJobError(job.name, job_faults)

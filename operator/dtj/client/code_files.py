@@ -30,7 +30,8 @@ def code_of(job: DistributedTrainingJob) -> Code:
 def unpack_code(job: DistributedTrainingJob, source: bytes | Artifacts, folder: Path) -> list[Path]:
     """Copy the files of a job's code below `folder/code`, and return their paths. Present files are replaced.
 
-    source: the archive, or the bucket that has it. Raises Unusable for an archive that is not that of the job.
+    source: the archive, or the bucket with the archive. Raises Unusable if the archive has another digest than the
+    job's.
     """
     code, target = code_of(job), folder / contract.CODE
     try:

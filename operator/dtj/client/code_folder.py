@@ -35,7 +35,7 @@ _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file or folder that stays out of the archive for another reason than a pattern."""
+    """A file or folder that stays out of the archive although no pattern names it, such as a large file."""
 
     name: str
     why: str
@@ -61,7 +61,7 @@ def select(folder: Path) -> Selection:
     top = folder.resolve()
     if top in (Path("/"), Path.home().resolve(), *Path.home().resolve().parents):
         raise Unusable(
-            f"{folder} is not a folder for code only: dtj would send all files in it",
+            f"{folder} is the root folder, or contains your home folder: dtj would send all files in it",
             "move the script to a folder of its own",
         )
     selection = Selection()
@@ -87,7 +87,8 @@ def pack(selection: Selection, archive: BinaryIO) -> Packed:
         return code_archive.pack(selection.entries, archive)
     except CodeError as error:
         raise Unusable(
-            str(error), f"name what is not needed in {IGNORE_FILE}" if "may " in str(error) else None
+            str(error),
+            f"name what is not needed in {IGNORE_FILE}" if "the maximum is " in str(error) else None,
         ) from None
     except OSError as error:
         raise Unusable(f"{error.filename}: {error.strerror}") from None
@@ -135,7 +136,7 @@ def _walk(
         size = entry.stat().st_size
         if size > LARGE_BYTES and kept is None:
             selection.left_out.append(
-                LeftOut(name, f"{size / 1024**2:.0f} MiB; `!{name}` in {IGNORE_FILE} includes it")
+                LeftOut(name, f"large ({size / 1024**2:.0f} MiB); `!{name}` in {IGNORE_FILE} includes it")
             )
             continue
         yield name, entry

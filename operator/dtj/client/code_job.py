@@ -122,8 +122,8 @@ def packed_code(
 ) -> tuple[Packed, Code]:
     """Pack the code of a program; return what the archive has, and `spec.code`.
 
-    store: the `artifacts.uri` of the job, below which code goes that a ConfigMap can't have. local: the job runs on
-    this machine, which takes code of any size in place of its ConfigMap.
+    store: the `artifacts.uri` of the job, below which the archive is uploaded if it is too large for a ConfigMap.
+    local: the job runs on this machine, which reads an archive of any size from a file.
     Raises Unusable if the folder can't be packed, or needs a bucket and there is none.
     """
     packed = pack(program.selection, archive)
@@ -156,7 +156,8 @@ def _uri_of(packed: Packed, store: str | None, what: str, otherwise: str) -> str
     """Return the URI of an archive that is too large for a ConfigMap. Jobs with the same archive share one object."""
     if store is None:
         raise Unusable(
-            f"the archive of {what} has {packed.packed_bytes:,} bytes, and a ConfigMap takes {CONFIG_MAP_BYTES:,}",
+            f"the archive of {what} has {packed.packed_bytes:,} bytes, and a ConfigMap takes at most "
+            f"{CONFIG_MAP_BYTES:,}",
             f"give --artifacts s3://bucket/prefix, or {otherwise}",
         )
     return f"{store.rstrip('/')}/_code/{packed.digest.partition(':')[2]}.tar.gz"
@@ -165,7 +166,7 @@ def _uri_of(packed: Packed, store: str | None, what: str, otherwise: str) -> str
 def job_manifest(
     name: str, program: Program, code: Code, image: str, wishes: Wishes, defaults: Mapping[str, Value]
 ) -> Manifest:
-    """Return the job. image: of every replica. defaults: as `dtj.client.defaults.resolved` returns them."""
+    """Return the job. image: the image of every replica. defaults: as `dtj.client.defaults.resolved` returns them."""
     spec: dict[str, Any] = {
         "strategy": program.strategy.strategy,
         "image": image,
@@ -227,5 +228,9 @@ def _only_script(folder: Path) -> str:
             return name
     if len(scripts) == 1:
         return scripts[0]
-    told = f"has the scripts {enumerated(scripts[:5], 'and')}" if scripts else "has no script"
-    raise Unusable(f"{folder} {told}, and dtj can't tell which one runs", "give --entrypoint train.py")
+    told = (
+        f"has the scripts {enumerated(scripts[:5], 'and')}, and dtj can't tell which one runs"
+        if scripts
+        else "has no file *.py at its top"
+    )
+    raise Unusable(f"{folder} {told}", "give --entrypoint train.py")

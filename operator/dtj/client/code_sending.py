@@ -38,7 +38,7 @@ async def create(
     """Send the archives that a job names, then create the job. Returns the job as the API server stores it.
 
     A ConfigMap is made before the job, which becomes its owner. If the job is refused, the ConfigMap is deleted.
-    archive, packages: of `spec.code` and of its packages; None: the job names an archive that is there, or none.
+    archive, packages: the archives of `spec.code` and of its packages; None: there is nothing to send.
     endpoint: URL of the store for this machine; see `dtj.client.credentials.environment_of`.
     Raises ApiError for the job, and DtjError for its archive.
     """
@@ -92,7 +92,7 @@ async def create(
 
 @contextlib.asynccontextmanager
 async def _taken_back(api: UserApi, config: Manifest, job: Manifest) -> AsyncIterator[None]:
-    """Delete the ConfigMap if the block is interrupted or fails, and the job does not exist."""
+    """Delete the ConfigMap if the block is interrupted or fails before the job exists."""
     try:
         yield
     except BaseException as error:
@@ -115,7 +115,7 @@ async def _settle(api: UserApi, config: Manifest, job: Manifest, *, refused: boo
             await api.delete(config, made["metadata"]["uid"])
     except ApiError as error:
         log.warning(
-            "the ConfigMap %s may be left: %s; `kubectl -n %s delete configmap %s` deletes it",
+            "the ConfigMap %s may remain without a job: %s; `kubectl -n %s delete configmap %s` deletes it",
             metadata["name"], error.message, metadata["namespace"], metadata["name"],
         )  # fmt: skip
 
@@ -136,8 +136,10 @@ async def _share(api: UserApi, namespace: str, name: str, job: Manifest) -> None
         await api.add_owner(config, _owner(job))
     except ApiError as error:
         log.warning(
-            "the code of %s is deleted with an earlier job: %s", job["metadata"]["name"], error.message
-        )
+            "the ConfigMap %s, which has the code of %s, is deleted together with an earlier job: "
+            "%s could not be made another owner of the ConfigMap: %s",
+            name, job["metadata"]["name"], job["metadata"]["name"], error.message,
+        )  # fmt: skip
 
 
 def _owner(job: Manifest) -> Manifest:
@@ -171,7 +173,8 @@ def _told(config: Manifest) -> Iterator[None]:
             ) from error
         if error.status == 409:
             raise DtjError(
-                f"there is a ConfigMap {name} in namespace {namespace} already", "try again"
+                f"there is a ConfigMap {name} in namespace {namespace} already",
+                "try again: dtj then chooses another random name",
             ) from error
         raise
 
@@ -179,12 +182,12 @@ def _told(config: Manifest) -> Iterator[None]:
 async def _upload(
     api: UserApi, job: DistributedTrainingJob, uri: str, archive: Path, endpoint: str | None
 ) -> None:
-    """Put the archive into the bucket, unless it is there. Raises DtjError."""
+    """Put the archive into the bucket, unless the bucket already has the archive. Raises DtjError."""
     from dtj_trainer.artifacts.store import open_store
 
     if (store := job.spec.artifacts) is None:
         raise Unusable(
-            f"the archive {uri} needs the store of spec.artifacts, which the job does not have",
+            f"the archive has to be uploaded to {uri}, but the job has no spec.artifacts with the store",
             "set spec.artifacts",
         )
     try:

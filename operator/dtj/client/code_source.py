@@ -1,4 +1,4 @@
-"""Finds the archive of a job: in its ConfigMap while that exists, else in the bucket."""
+"""Finds the archive of a job: in its ConfigMap while the ConfigMap exists, else in the bucket."""
 
 from __future__ import annotations
 

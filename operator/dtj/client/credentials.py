@@ -50,9 +50,8 @@ async def environment_of(
             found = await asyncio.to_thread(secret_environment, job.spec, secret, user)
             if found is not None:
                 return found
-            refusal = (
-                f"the job's Secret {store.secret_name} has no AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            )
+            missing = [key for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not secret.get(key)]
+            refusal = f"the job's Secret {store.secret_name} has no {' and no '.join(missing)}"
     if not own_may_go_there:
         raise Unreachable(
             f"no credentials for {job.artifacts_uri or store.uri} at {store.endpoint}: {refusal}, and your own "

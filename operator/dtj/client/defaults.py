@@ -63,7 +63,7 @@ def config_file(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def of_file(path: Path) -> Defaults | None:
-    """Return the defaults of the user's file; None without one. Raises Unusable for a file that can't be used."""
+    """Return the defaults of the user's file; None without a file. Raises Unusable for a file that can't be used."""
     try:
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES)
@@ -78,7 +78,7 @@ def of_file(path: Path) -> Defaults | None:
 
 
 def of_config_map(manifest: Mapping[str, Any] | None, namespace: str) -> Defaults | None:
-    """Return the defaults of the ConfigMap of a namespace; None without one. Raises Unusable."""
+    """Return the defaults of the ConfigMap of a namespace; None without a ConfigMap. Raises Unusable."""
     if manifest is None:
         return None
     where = name_of_config_map(namespace)
@@ -89,7 +89,7 @@ def of_config_map(manifest: Mapping[str, Any] | None, namespace: str) -> Default
 
 
 def name_of_config_map(namespace: str) -> str:
-    """Return how messages call the ConfigMap."""
+    """Return the name of the ConfigMap for messages."""
     return f"ConfigMap {namespace}/{CONFIG_MAP}"
 
 
@@ -100,7 +100,7 @@ def read(text: str, where: str) -> Defaults:
     except tomllib.TOMLDecodeError as error:
         raise Unusable(f"{where}: {error}") from None
     except RecursionError:
-        raise Unusable(f"{where}: nested too deep") from None
+        raise Unusable(f"{where}: the TOML is nested too deeply") from None
 
 
 def read_plain(data: Mapping[str, Any], where: str) -> Defaults:
@@ -128,7 +128,9 @@ def resolved(sources: Iterable[tuple[str, Defaults | None]]) -> dict[str, Value]
                 found.setdefault(key, Value(key, value, source))
     account, secret = found.get("serviceAccountName"), found.get("artifacts.secretName")
     if account and secret and account.source == OPTIONS != secret.source:
-        del found[secret.key]  # The keys of the Secret would win over the ServiceAccount that the user named.
+        del found[
+            secret.key
+        ]  # The keys of the Secret would take precedence over the ServiceAccount that the user named.
     return found
 
 

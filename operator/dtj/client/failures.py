@@ -45,13 +45,13 @@ def explanation(
             )
         case 403:
             return Unreachable(
-                f"the cluster does not allow this: {message.rpartition('is forbidden: ')[2]}",
+                f"the cluster does not allow the request: {message.rpartition('is forbidden: ')[2]}",
                 "ask an administrator of the cluster for this permission",
             )
         case 404 if error.reason != "NotFound":
-            # The API server does not know the path of the request. For a missing job, the reason would be NotFound.
+            # The API server does not serve the path of the request. For a missing job, the reason would be NotFound.
             return Unreachable(
-                f"the cluster at {host} does not know DistributedTrainingJobs",
+                f"the cluster at {host} does not serve DistributedTrainingJobs",
                 "dtj is not installed in the cluster: `dtj doctor` shows what is missing",
             )
         case 404 if name and f'"{name}"' in message:
@@ -66,7 +66,7 @@ def explanation(
                 f"`dtj delete {name}` deletes it; or take another name",
             )
         case 400 | 422:
-            return Unusable(f"the cluster refuses this: {message}")
+            return Unusable(f"the cluster refuses the request: {message}")
         case _:
             return Unreachable(f"the cluster at {host} answered {error.status} {error.reason}: {message}")
 

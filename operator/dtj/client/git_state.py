@@ -1,4 +1,4 @@
-"""Asks Git for the commit of a folder of code. What Git says is parsed by pure functions."""
+"""Asks Git for the commit of a folder of code. Pure functions parse the output of Git."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = 5.0
 """The time limit of each call of git. A repository on a slow disk must not delay `dtj submit`."""
 _COMMIT, _BRANCH = "# branch.oid ", "# branch.head "
 _DETACHED = "(detached)"
-# Variables that name another repository than that of the folder. A hook of git, or a shell, may have set them.
+# Variables that make git use another repository than that of the folder. A git hook or a shell may have set them.
 _OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY")
 _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 _FIELDS_BEFORE_PATH = {"1": 8, "2": 9, "u": 10}
@@ -49,10 +49,10 @@ def git_state(folder: Path, names: Iterable[str] = ()) -> GitState | None:
 
 
 def parsed_state(status: str, prefix: str, remotes: str, names: Iterable[str]) -> GitState | None:
-    """Return the state by the answers of Git; None before the first commit.
+    """Return the state from the output of Git; None before the first commit.
 
-    status: of `git status --porcelain=v2 --branch -z`. prefix: the folder in the repository, which ends with `/`.
-    remotes: of `git config --null --get-regexp`. names: see `git_state`.
+    status: output of `git status --porcelain=v2 --branch -z`. prefix: the folder in the repository, which ends with
+    `/`. remotes: output of `git config --null --get-regexp`. names: see `git_state`.
     """
     lines = status.split("\0")
     commit = next((line.removeprefix(_COMMIT) for line in lines if line.startswith(_COMMIT)), "")

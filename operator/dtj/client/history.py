@@ -87,7 +87,7 @@ _BATCH = 512
 """The largest number of records that are in memory at a time."""
 _PAGE = 1000
 _FIRST_PAGE = 100
-"""The size of the first page when the index is refreshed: it has grown little since the last time."""
+"""The size of the first page when the index is refreshed: few jobs are new since the last refresh."""
 DAY = 86_400.0
 _LOOK_SECONDS = 60.0
 """Seconds after which a record that may change is read again. A command that shows a job reads its record at once."""
@@ -121,7 +121,7 @@ class History:
 
         uri: the `artifacts.uri` of jobs, such as `s3://training/jobs`. environment: AWS_* variables; by default those
         of the user, with the endpoint that the user named. cache: the file of the cache; by default one for each URI
-        and endpoint. keep: whether to use a file. Raises Unusable for a URI that is none.
+        and endpoint. keep: whether to use a file. Raises Unusable for a malformed URI.
         """
         from dtj_trainer.artifacts.store import open_store
 
@@ -171,7 +171,7 @@ class History:
         return self._retried(lambda: self._jobs(wanted, limit, objects))
 
     def find(self, query: HistoryQuery) -> list[IndexEntry]:
-        """Return the jobs of the index that a query selects, newest first. Phases in the query are not looked at."""
+        """Return the jobs of the index that a query selects, newest first. Phases in the query have no effect."""
         wanted = replace(query, phases=(), sort_by=SortBy.CREATED)
 
         def found() -> list[IndexEntry]:
@@ -187,7 +187,7 @@ class History:
         return past if past.end else self._with_last_sign(past)
 
     def run(self, entry: IndexEntry) -> RunRecord | None:
-        """Read run.json of a job; None if the job left none that can be read."""
+        """Read run.json of a job; None if the job left no run.json that can be read."""
         from dtj_trainer.artifacts.s3 import NoSuchKey
 
         key = f"{entry.prefix}/{RUN_FILE}"
@@ -310,7 +310,7 @@ class History:
         self._cache.looked(same, now)
 
     def _ask(self, entry: IndexEntry, etag: str | None) -> tuple[bytes, str] | None:
-        """Return the content and the ETag of a job's record; None if it still has `etag`, empty if it is missing."""
+        """Return content and ETag of a job's record: None if the ETag is still `etag`, empty without a record."""
         from dtj_trainer.artifacts.s3 import NoSuchKey
 
         with explained():
@@ -343,7 +343,7 @@ class History:
             after, size = page[-1].key, _PAGE
 
     def _retried(self, work: Callable[[], T]) -> T:
-        """Do some work on the cache. Repeat the work once if the file of the cache was lost meanwhile."""
+        """Do some work on the cache. Repeat the work if the file of the cache was lost meanwhile, at most twice."""
         for _ in range(2):
             self._faults: dict[str, str] = {}
             try:

@@ -27,7 +27,7 @@ _BUSY_SECONDS = 30.0
 _COLUMNS = """key TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL, uid TEXT NOT NULL,
     created REAL NOT NULL, phase TEXT, recorded REAL, ended REAL, seconds REAL, restarts INTEGER, percent REAL,
     rate REAL"""
-"""The columns of a Row. Times are seconds since 1970."""
+"""The columns of a HistoryRow. Times are seconds since 1970."""
 _NAMES = "key, namespace, name, uid, created, phase, recorded, ended, seconds, restarts, percent, rate"
 _MARKS = ", ".join("?" * len(_NAMES.split(",")))
 _TABLES = f"""
@@ -51,7 +51,7 @@ _WITH_LIVE = " ".join(
 
 
 class CacheLost(Exception):
-    """The file was damaged or could not be written. The cache is empty: begin anew."""
+    """The file was damaged or could not be written. The cache is now empty: the caller must begin again."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class HistoryCache:
         self._write(lambda db: db.executemany(_RECORD, values))
 
     def looked(self, keys: Iterable[str], now: float) -> None:
-        """Store that the bucket had nothing new of these jobs. now: seconds since 1970."""
+        """Store that the records of these jobs in the bucket have not changed. now: seconds since 1970."""
         values = [(now, key) for key in keys]
         self._write(lambda db: db.executemany("UPDATE jobs SET looked = ? WHERE key = ?", values))
 
@@ -155,7 +155,7 @@ class HistoryCache:
         return {key: str(options) for key, options in found.items()}
 
     def _by_key(self, text: str, keys: Iterable[str]) -> dict[str, Any]:
-        """Return the value that a query has for each key, without the keys for which it has no row."""
+        """Return the result of an SQL query for each key, without the keys that have no row."""
 
         def read(db: sqlite3.Connection) -> dict[str, Any]:
             found = ((key, db.execute(text, (key,)).fetchone()) for key in keys)
@@ -164,7 +164,7 @@ class HistoryCache:
         return self._do(read)
 
     def keep_options(self, options: Iterable[tuple[str, str]]) -> None:
-        """Store the options of the programs, as JSON, of those of the jobs that have ended."""
+        """Store the options of the programs, as JSON. The options of jobs that have not ended are left out."""
         text = (
             "INSERT OR REPLACE INTO options SELECT ?, ? "
             "WHERE EXISTS (SELECT 1 FROM jobs WHERE key = ? AND recorded IS NOT NULL)"
@@ -203,7 +203,7 @@ class HistoryCache:
         self._do(whole)
 
     def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do some work. Raises CacheLost if the file can't be used, with a new cache in its place."""
+        """Do some work. If the file can't be used, begin a new cache, and raise CacheLost."""
         try:
             return work(self._connection)
         except sqlite3.DatabaseError as error:

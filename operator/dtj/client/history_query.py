@@ -30,7 +30,7 @@ class SortBy(StrEnum):
 
 
 _MOST = 2**62
-"""An upper bound of numbers in queries. SQLite has no integers above 64 bits."""
+"""The largest number that is stored. SQLite has no integers above 64 bits."""
 _ORDERS = {
     SortBy.CREATED: "key",  # Keys of the index begin with an inverted time, so that the newest job comes first.
     SortBy.ENDED: "ended DESC NULLS LAST, key",
@@ -73,7 +73,7 @@ class HistoryQuery:
         )
 
     def sql(self, limit: int | None) -> tuple[str, list[object]]:
-        """Return the part of the query after FROM, and its values."""
+        """Return the SQL after FROM, and the values of its placeholders."""
         conditions: list[tuple[str, list[object]]] = []
         if self.namespace is not None:
             conditions.append(("namespace = ?", [self.namespace]))

@@ -37,7 +37,7 @@ _DOCKER_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class ImagePython:
-    """What wheels must fit."""
+    """The Python for which wheels are chosen."""
 
     what: str
     """A phrase for messages that tells whose Python this is, such as `this machine's Python`."""
@@ -50,10 +50,10 @@ class ImagePython:
 
 
 def python_of(image: str, version: str | None = None, platform: str | None = None) -> ImagePython:
-    """Return what is known of an image.
+    """Return the Python of an image.
 
-    version, platform: options of the user, which are not looked up. Raises Unusable for options that can't be used,
-    and for an image whose Python is not known.
+    version, platform: options of the user, which take precedence over what dtj finds out. Raises Unusable for options
+    that can't be used, and for an image whose Python is not known.
     """
     if version is not None and not re.fullmatch(r"3\.\d{1,2}", version):
         raise Unusable(f"--python must be a version such as 3.11, got {version}")
@@ -69,8 +69,8 @@ def python_of(image: str, version: str | None = None, platform: str | None = Non
 
 
 def python_here() -> ImagePython:
-    """Return the Python of this process, whose packages programs of `dtj run` have."""
-    # Skip packages without a name: metadata of a damaged installation may lack it.
+    """Return the Python of this process. Programs of `dtj run` use this Python and its packages."""
+    # Skip packages without a name: the metadata of a damaged installation may lack the name.
     named = ((each.name, each.version) for each in importlib.metadata.distributions())
     found: dict[str, str] = {canonicalize_name(name): version for name, version in named if name}
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -79,7 +79,7 @@ def python_here() -> ImagePython:
 
 @cache
 def known_packages() -> dict[str, dict[str, str]]:
-    """Return the packages of dtj's own images of this release, except dtj's own, by the image's name."""
+    """Return the packages in each of dtj's images of this release, by image name, without dtj's own packages."""
     content: dict[str, dict[str, str]] = json.loads(
         (files("dtj.client") / "image_packages.json").read_text(encoding="utf-8")
     )
@@ -111,7 +111,7 @@ def _own(image: str) -> tuple[Mapping[str, str] | None, str | None]:
 
 
 def _labels(image: str) -> Mapping[str, str]:
-    """Return the labels of an image that Docker has on this machine; none otherwise."""
+    """Return the labels of an image; empty if Docker on this machine does not have the image."""
     if not (docker := shutil.which("docker")):
         return {}
     command = [docker, "image", "inspect", "--format", "{{json .Config.Labels}}", "--", image]

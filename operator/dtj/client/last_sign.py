@@ -32,7 +32,7 @@ def _of_metrics(job: Store) -> Iterator[datetime]:
     segments = [item for item in job.named(contract.METRICS_FILE) if item.size]
     if not segments:
         return
-    newest = max(segments, key=lambda item: item.key)  # The numbers of segments have leading zeros.
+    newest = max(segments, key=lambda item: item.key)  # Keys sort by number: the numbers have leading zeros.
     start = max(0, newest.size - _TAIL_BYTES)
     lines = job.get_range(newest.key, start, _TAIL_BYTES).splitlines()
     times = (_time_in(line) for line in reversed(lines))

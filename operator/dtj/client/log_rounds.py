@@ -13,24 +13,24 @@ from dtj.api.errors import NotFound
 from dtj.client.objects import LogLine, LogQuery
 
 _BEGINS = re.compile(r"dtj: (?:INFO: )?round (\d{1,9}) begins\b")
-"""The line before the output of a round: with the cause from the agent of TorchDistributed ranks and from Horovod's
-launcher, without it from a rank of Horovod, and with `INFO` in the agent's own output."""
+"""Matches the line that dtj-launch prints before the output of a round. The agent of TorchDistributed ranks adds
+`INFO` in its own output. The agent and Horovod's launcher add the cause of the round after `begins`."""
 
 
 class RoundChoice:
     """The lines that a query selects by their round, and the rounds that the logs of a job have."""
 
     def __init__(self, job: str, query: LogQuery) -> None:
-        """`job`: its name."""
+        """job: the name of the job."""
         self._job, self._query = job, query
         self.seen: set[int] = set()
 
     def log(self, source: str, known: Iterable[LogLine] = ()) -> LogRounds:
-        """Begin with one log. source: of lines without a rank's prefix. known: see LogRounds."""
+        """Return the selection for one log. source: of lines that begin with no `[rank N]`. known: see LogRounds."""
         return LogRounds(self, self._query.round, source, known)
 
     def check(self) -> None:
-        """Raise NotFound if all lines were read, and none was of the round."""
+        """Raise NotFound if no line belongs to the query's round. Call this method after all lines were read."""
         number, attempt = self._query.round, self._query.attempt
         seen = sorted(self.seen or {0})
         if number is None or number in seen:
@@ -54,8 +54,8 @@ class LogRounds:
     def __init__(
         self, choice: RoundChoice, wanted: int | None, source: str, known: Iterable[LogLine]
     ) -> None:
-        """`known`: the lines that are there, if the beginning of the log may be lost. The lines of each source before
-        its first beginning are then of the round before that one.
+        """known: the present lines, if the beginning of the log may be lost. A source's lines before its first line
+        `round N begins` then belong to round N - 1.
         """
         self._choice = choice
         self._wanted = wanted
@@ -66,13 +66,13 @@ class LogRounds:
                 self._now.setdefault(line.source, max(0, number - 1))
 
     def has(self, line: LogLine) -> bool:
-        """Take in the next line. Return whether it is of the wanted round; without one, all lines are."""
+        """Read the next line. Return whether the line belongs to the wanted round, or no round is wanted."""
         if self._wanted is None:
             return True
         begun = _begun(line) or 0
         own = self._now[line.source] = max(self._now.get(line.source, 0), begun)
         number = max(own, self._now.get(self._source, 0))
-        # The round before may have printed nothing.
+        # The round before `begun` exists, too, although its ranks may have printed nothing.
         self._choice.seen |= {number, begun - 1} if begun else {number}
         return number == self._wanted
 

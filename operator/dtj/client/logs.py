@@ -1,6 +1,7 @@
 """The pods and log files that contain the lines of a query, the source of each line, and the logs of a bucket.
 
-Without the API server: also past jobs and runs of this machine read their logs here. `pod_logs` reads those of pods.
+This module does not use the API server: past jobs and runs of this machine read their logs here, too. `pod_logs`
+reads the logs of pods.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class LogSelection:
         rules = self.job.rules
         if self.query.role is not None and self.query.role not in rules.roles:
             raise Unusable(
-                f"strategy {rules.name} has no {self.query.role}: its roles are {', '.join(rules.roles)}"
+                f"strategy {rules.name} has no role {self.query.role}: its roles are {', '.join(rules.roles)}"
             )
         if self.query.rank is not None and not rules.ranked:
-            raise Unusable(f"a {rules.name} job has no ranks", "choose by role and index")
+            raise Unusable(f"a {rules.name} job has no ranks", "give a role and an index instead of a rank")
 
     def has_pod(self, role: str, index: int) -> bool:
         """Return whether the log of a pod has selected lines. The log of a collector has the lines of all ranks."""
@@ -62,7 +63,7 @@ class LogSelection:
     def of_others(self, pods: Set[tuple[str, int]]) -> list[LogSelection]:
         """Return selections of the lines of all other pods in their latest attempts. pods: role and index of each.
 
-        The lines of a collector are of all pods: they are selected only if none of `pods` has selected lines.
+        A collector's log has the lines of all pods: it is selected only if none of `pods` has selected lines.
         """
         if self.query.round is not None or faults(self.job):
             return []
@@ -137,7 +138,7 @@ def source_of(file: str) -> str:
 
 
 def file_line(text: str, source: str) -> LogLine:
-    """Parse a line of a log file. In the log of the launcher, the line of a rank begins with its number."""
+    """Parse a line of a log file. In the log of the launcher, the line of a rank begins with `[rank N]`."""
     ranked = _RANK_PREFIX.match(text)
     if ranked:
         return LogLine(f"rank {ranked[1]}", text[ranked.end() :])
@@ -186,7 +187,9 @@ def bucket_log(
     names = selection.files(sorted(logs))
     if not names:
         of_attempt = "" if attempt is None else f" of attempt {attempt}"
-        raise NotFound(f"there are no such logs{of_attempt} in {artifacts.uri}")
+        chosen = selection.query.role is not None or selection.query.rank is not None
+        of_chosen = " of the chosen ranks or replicas" if chosen else ""
+        raise NotFound(f"{artifacts.uri} has no logs{of_attempt}{of_chosen}")
     rounds = RoundChoice(selection.job.name, selection.query)
     newest = max(max(logs[name]) for name in names)
     for name in names:
@@ -209,7 +212,8 @@ def _of_round(
     def read() -> Iterator[LogLine]:
         return _parsed(_lines(artifacts.pieces(keys)), source)
 
-    # The first segment of a log has no number. Without it, the log is read twice.
+    # The name of the first segment has no number. If the first segment is missing, the beginning of the log is lost:
+    # read the whole log once before, to find its first round.
     log = rounds.log(source, () if keys[0].endswith(".log") else read())
     lines = (line for line in read() if log.has(line) and selection.wants(line.source))
     return lines if selection.query.tail is None else deque(lines, selection.query.tail)
@@ -221,10 +225,10 @@ def _last(
     source: str,
     selection: LogSelection,
 ) -> list[LogLine]:
-    """Return the last lines of a log. Read its segments (key, size) backwards, as far as the lines need it."""
+    """Return the last lines of a log. Read its segments (key, size) backwards, only as far as needed."""
     count, most = selection.query.tail or 0, selection.query.tail_bytes
     lines: list[LogLine] = []
-    # The incomplete first line of the part that is read so far. Its beginning is in the part before.
+    # The incomplete first line of the bytes that are read so far. The line begins in the bytes before.
     begin = b""
     read = 0
     for piece in artifacts.backwards(parts):
@@ -235,7 +239,7 @@ def _last(
         if len(lines) >= count:
             break
         if most is not None and read >= most:
-            # A single line may be longer than the limit. Return its end.
+            # A single line may be longer than the limit. Return the end of the line.
             lines = lines or [*_wanted(_lines([begin]), source, selection)]
             break
     else:

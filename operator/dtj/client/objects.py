@@ -74,11 +74,15 @@ class LogQuery:
 
     def __post_init__(self) -> None:
         if self.rank is not None and (self.role is not None or self.index is not None):
-            raise Unusable("give a rank, or role and index, not both")
+            raise Unusable(
+                "a rank can't be combined with a role or an index", "give the rank alone, or role and index"
+            )
         if self.index is not None and self.role is None:
             raise Unusable("an index needs a role", "e.g. role worker, index 1")
         if self.follow and self.attempt is not None:
-            raise Unusable("only the present attempt can be followed", "leave out the attempt, or follow")
+            raise Unusable(
+                "only the present attempt can be followed", "leave out either the attempt or follow"
+            )
 
 
 ALL_LINES = LogQuery()

@@ -36,7 +36,7 @@ _PROTECTED = frozenset(
 )
 _PROTECTED_PREFIX = "nvidia-"
 _ALIASES = {"tensorflow": "tensorflow-cpu"}
-"""Packages with the same modules: the image has the second name for the first."""
+"""By the name of a package: another package with the same modules, which an image may have in its place."""
 _STUB = "999dtj"
 """The build number of an empty wheel. pip and uv prefer the highest build number of a version."""
 _NO_EXTRA = re.compile(r"([\w.-]+)(?:==| )\S+ does not (?:provide the extra|have an extra named)")
@@ -46,7 +46,7 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class Wheels:
-    """What an archive of packages is made of."""
+    """The wheels of an archive of packages, and the packages of the image that the wheels need."""
 
     paths: tuple[Path, ...]
     found: PackageSet
@@ -114,7 +114,7 @@ class _Choice:
                 self._refuse_hiding(f"{self._file.name} asks for {needed}, which", needed.name, own)
 
     def resolve(self, lines: Sequence[str]) -> None:
-        """Find all packages that are needed, and download what the image has not."""
+        """Find all packages that are needed, and download those that the image does not have."""
         asked: dict[str, Requirement] = {
             canonicalize_name(needed.name): needed for needed in self._requirements(lines)
         }
@@ -154,7 +154,7 @@ class _Choice:
         raise self._refusal(output)
 
     def _resolve_once(self, options: list[str]) -> tuple[str, bool]:
-        """Return the output, and whether it failed. With uv, the output is that of uv unless uv fails."""
+        """Return the output of pip, and whether pip failed; an empty output if uv has resolved the requirements."""
         if uv := shutil.which("uv"):
             arguments = ["pip", "compile", "--generate-hashes", "--no-header", "--no-annotate"]
             arguments += ["--emit-index-url", "--emit-find-links", "--python-version", self._python.version]
@@ -169,7 +169,7 @@ class _Choice:
         return done.stdout + done.stderr, bool(done.returncode)
 
     def download_pinned(self, lines: Sequence[str]) -> None:
-        """Download what the image has not. lines: all packages that are needed, with their hashes."""
+        """Download the packages that the image does not have. lines: all needed packages, with their hashes."""
         left = []
         for line in lines:
             needed = _requirement(line)
@@ -188,7 +188,7 @@ class _Choice:
             raise self._refusal(done.stdout + done.stderr)
 
     def result(self) -> Wheels:
-        """Return the wheels in the folder that the image has not. Raises Unusable."""
+        """Return the wheels in the folder, without those of packages that the image has. Raises Unusable."""
         paths = []
         for path in sorted(self._folder.iterdir()):
             try:
@@ -205,7 +205,7 @@ class _Choice:
                 self._have(name)
                 path.unlink()
                 continue
-            # An image for GPUs has packages of NVIDIA that are not in the list that dtj has for its name.
+            # Protect NVIDIA packages always: an image for GPUs has some that known_packages() does not list.
             hides = own or self._python.packages is None or name.startswith(_PROTECTED_PREFIX)
             if hides and _is_protected(name) and name not in self._allowed:
                 self._refuse_hiding(f"{self._file.name} brings {name} {version}, which", name, own)
@@ -308,7 +308,7 @@ class _Choice:
             f"{what} would hide {name} {own} of {image}"
             if own
             else f"{what} would hide {name} of {image}, whose version dtj does not know",
-            f"leave it to the image, or give --replace-package {name}",
+            f"leave out {name} to use that of the image, or give --replace-package {name}",
         )
 
 
@@ -328,7 +328,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _requirement(line: str) -> Requirement | None:
-    """Return the requirement of a line; None for an option, a path, or what pip will refuse."""
+    """Return the requirement of a line; None for an option, a path, or a line that pip refuses."""
     try:
         return Requirement(line.partition(" --hash=")[0])
     except InvalidRequirement:
@@ -336,7 +336,7 @@ def _requirement(line: str) -> Requirement | None:
 
 
 def _missing(output: str) -> str:
-    """Return the package that the output of pip has no wheel of; empty if there is none."""
+    """Return the package for which pip found no wheel, from the output of pip; empty if there is none."""
     found = _NO_WHEEL.search(output)
     return canonicalize_name(re.split(r"[\[<>=!~;\s]", found[1])[0]) if found else ""
 

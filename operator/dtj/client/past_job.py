@@ -64,7 +64,7 @@ class EndRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """run.json: what a job is."""
+    """run.json: the spec's digest, the strategy, the attempts and the code of a job."""
 
     created: datetime
     spec_digest: str
@@ -94,7 +94,7 @@ class PastJob:
     last_sign: datetime | None = None
     """The time of the newest checkpoint or line of metrics; only of a job without a recorded end."""
     present: DistributedTrainingJob | None = None
-    """The job's object, if the cluster still has it. It is then shown instead of the records."""
+    """The job's object, if the cluster still has the object. The object takes precedence over the records."""
 
     @property
     def name(self) -> str:
@@ -160,7 +160,7 @@ class PastJob:
 
     @property
     def state(self) -> str:
-        """A sentence about a job without a recorded end; empty for others."""
+        """A sentence about a job without a recorded end; empty for other jobs."""
         if self.present is not None or self.end is not None:
             return ""
         if self.fault:
@@ -177,7 +177,7 @@ class PastJob:
 def read_end(content: bytes, uid: str) -> EndRecord:
     """Read end.json. Unknown fields are ignored. Raises Unreadable.
 
-    uid: of the job that the record has to be of.
+    uid: the uid that the record must have.
     """
     data = _object(content, END_FILE, uid)
     status = data.get("status")
@@ -296,7 +296,7 @@ def _check_times(status: JobStatus) -> None:
         except ValueError:
             usable = False
         if not usable:
-            raise Unreadable(f"{END_FILE} can't be read: status.{field} has no RFC 3339 time")
+            raise Unreadable(f"{END_FILE} can't be read: status.{field} is not an RFC 3339 time")
 
 
 def _objects(data: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The output of a job: the logs of its pods, read once or followed over restarts, or else those of its bucket.
+"""The output of a job: the logs of its pods, read once or followed over restarts, or else the logs in its bucket.
 
 `async_client` calls `lines_of`. `logs` chooses pods and files, and reads the bucket.
 """
@@ -30,7 +30,8 @@ _LOOK_SECONDS = 1.0
 _LINES_AHEAD = 10_000
 """Maximum number of lines in the queue. Readers wait while the queue is full."""
 _MOST_MISSED = 100
-"""Maximum number of pods whose output a follower brings from the bucket. `dtj logs` prints that of all pods then."""
+"""Maximum number of pods whose output a follower reads from the bucket at the end. After the end, `dtj logs` without
+--follow prints the output of all pods."""
 _NO_TIME = datetime.min.replace(tzinfo=UTC)
 _Lines = asyncio.Queue[LogLine | ApiError | None]
 """The lines of all pods in the order of arrival, an error that ends the stream, and None after the last line."""
@@ -45,7 +46,7 @@ class _Printed:
     last: datetime | None
     """The time of the last line, selected or not."""
     log: LogRounds
-    """The rounds of the log, to go on with."""
+    """The rounds of the log so far, with which the reader of the next lines continues."""
 
 
 class PodLogs:
@@ -67,8 +68,9 @@ class PodLogs:
         return [pod for pod in pods if self._selection.has_pod(pod.role, pod.index)]
 
     async def printed(self, pods: Sequence[Pod]) -> Iterator[LogLine]:
-        """Return the lines that the pods have printed so far, ordered by time. Raises NotFound for a round that never
-        was.
+        """Return the lines that the pods have printed so far, ordered by time.
+
+        Raises NotFound if the logs do not have the query's round.
         """
         logs = await asyncio.gather(*map(self._printed, pods))
         self._rounds.check()
@@ -77,7 +79,8 @@ class PodLogs:
     async def followed(self) -> AsyncGenerator[LogLine, None]:
         """Yield the lines of the present pods and of later pods, until the job has finished or is deleted.
 
-        Of a round, yield the lines until the round is over. Raises NotFound for a round that never was.
+        Of a round, yield the lines until the round is over. Raises NotFound if the logs do not have the query's
+        round.
         """
         lines: _Lines = asyncio.Queue(_LINES_AHEAD)
         readers: dict[str, asyncio.Task[None]] = {}
@@ -135,8 +138,8 @@ class PodLogs:
             await lines.put(error)
 
     async def _printed(self, pod: Pod) -> _Printed:
-        # Ask for the last lines only if the query selects all lines of the pod: of selected lines, fewer may be among
-        # them.
+        # Let the kubelet cut off earlier lines only if the query selects every line of the pod: otherwise, the last
+        # lines of the pod may contain fewer selected lines than `tail`.
         tail = self._tail if self._selection.of_whole_pods else None
         lines: deque[LogLine] = deque(maxlen=None if self._of_round else self._tail)
         source = f"{pod.role}-{pod.index}"
@@ -151,7 +154,7 @@ class PodLogs:
             # Status 400 means that the container has not started.
             if error.status not in (400, 404):
                 raise
-        # The kubelet may have rotated the beginning of the log away.
+        # Pass the present lines: the kubelet may have removed the beginning of the log by rotation.
         log = self._rounds.log(source, lines)
         if self._of_round:
             chosen = (line for line in lines if log.has(line) and self._selection.wants(line.source))
@@ -200,7 +203,7 @@ class PodLogs:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _has_more(self, pod: Pod, cut: bool) -> bool:
-        """Return whether the pod with this uid still runs, or has lines that the reader missed.
+        """Return whether the pod with this uid still runs, or may have lines that the reader has not read.
 
         cut: whether the connection was cut before the end of the log.
         """

@@ -182,11 +182,12 @@ def never(job: DistributedTrainingJob, condition: ConditionType) -> DtjError:
 
 def too_late(job: DistributedTrainingJob, timeout: float | None, what: str) -> TimedOut:
     """Return the error of a wait that took too long. timeout: in seconds. what: the awaited event, e.g. `its end`."""
-    return TimedOut(f"{job.name} is {job.status.phase or 'not begun'} after {timeout:g} s: waited for {what}")
+    state = f"is {job.status.phase}" if job.status.phase else "has no phase yet"
+    return TimedOut(f"{job.name} {state} after {timeout:g} s: waited for {what}")
 
 
 def readable(manifests: Iterable[Mapping[str, Any]]) -> list[DistributedTrainingJob]:
-    """Return the jobs of a list that can be read. Log a warning for each other one: it must not hide the rest."""
+    """Return the jobs of a list that can be read. Log a warning for each job that can't be read."""
     jobs = []
     for manifest in manifests:
         try:

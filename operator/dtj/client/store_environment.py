@@ -92,7 +92,7 @@ def endpoint_of(environment: Mapping[str, str]) -> str | None:
 
 
 def refuse_link_local(endpoint: str) -> None:
-    """Raise Unreachable if an endpoint is a link-local address, or a name of one, as of a metadata service."""
+    """Raise Unreachable if an endpoint resolves to a link-local address, such as that of a metadata service."""
     try:
         host, port = urlsplit(endpoint).hostname or "", urlsplit(endpoint).port
     except ValueError as error:
@@ -104,7 +104,7 @@ def refuse_link_local(endpoint: str) -> None:
     for address in found:
         if _is_link_local(address):
             raise Unreachable(
-                f"the job's endpoint {endpoint} leads to {address}, a link-local address, which no store has",
+                f"the job's endpoint {endpoint} resolves to {address}, a link-local address, which no store has",
                 "set AWS_ENDPOINT_URL_S3 to the URL of the store for this machine",
             )
 
@@ -117,7 +117,7 @@ def _is_link_local(text: str) -> bool:
 
 def _configured_endpoint() -> str | None:
     """Return the endpoint for S3 in the user's AWS configuration file."""
-    # Import here: botocore takes 0.1 s, and a caller of this function then makes a client, which imports it anyway.
+    # Import here: the import of botocore takes 0.1 s, which only callers that use a store should spend.
     from botocore.configprovider import ConfiguredEndpointProvider
     from botocore.exceptions import BotoCoreError
     from botocore.session import Session

@@ -53,9 +53,9 @@ async def _until_others_end() -> None:
     ended, lasting = await asyncio.wait(others, timeout=_END_SECONDS)
     for error in (task.exception() for task in ended if not task.cancelled()):
         if error:
-            log.warning("a cancelled call could not clean up: %s", error)
+            log.warning("a cancelled call could not clean up in the cluster: %s", error)
     if lasting:
-        log.warning("a cancelled call could not clean up: no answer within %g s", _END_SECONDS)
+        log.warning("a cancelled call could not clean up in the cluster within %g s", _END_SECONDS)
 
 
 class Client:
@@ -71,7 +71,7 @@ class Client:
         self._client = AsyncClient(namespace=namespace, context=context, kubeconfig=kubeconfig)
         self._loop = asyncio.new_event_loop()
         self._running = set[Future[Any]]()
-        # A daemon thread does not keep a program alive that does not call close().
+        # A daemon thread lets a program exit that does not call close().
         self._thread = Thread(target=self._loop.run_forever, name="dtj-client", daemon=True)
         self._thread.start()
         try:
@@ -148,7 +148,8 @@ class Client:
                 except StopAsyncIteration:
                     return
         finally:
-            # aclose() raises RuntimeError if the iterator was interrupted during a wait. That iterator then ends.
+            # aclose() raises RuntimeError if the iterator was interrupted during a wait. The iterator then ends by
+            # itself.
             if not self._loop.is_closed():
                 with suppress(RuntimeError):
                     self._run(items.aclose())

@@ -12,7 +12,7 @@ from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import UserApi
 
 PATIENCE_SECONDS = 120.0
-"""Seconds for which the API server may fail to answer."""
+"""Seconds without a successful request after which an error of the API server is raised."""
 _LOOK_SECONDS = 0.5
 """Seconds between two requests for a job that is being deleted."""
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 10.0

@@ -31,7 +31,7 @@ _LIST_TIMEOUT = aiohttp.ClientTimeout(total=300, sock_connect=10, sock_read=30)
 _UNREAD = ("managedFields", "annotations")
 _WATCH_SECONDS = 600
 # A connection may die silently. The API server sends a bookmark on each watch every minute, so a watch that is silent
-# for longer is dead. The server ends each watch after _WATCH_SECONDS. If it does not, the timeout `total` does.
+# for longer is dead. The server ends each watch after _WATCH_SECONDS. Otherwise the timeout `total` ends the watch.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=_WATCH_SECONDS + 30, sock_connect=10, sock_read=70)
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _METADATA_OF_ONE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
@@ -176,7 +176,7 @@ class KubernetesApi(RestClient):
                 except ValueError:
                     raise no_object(body.begin) from None
             metadata = body.fields.get("metadata")
-            has_items = body.has_items or "items" in body.fields  # null when there are none
+            has_items = body.has_items or "items" in body.fields  # `items` is null if the list is empty
             if not has_items or not isinstance(metadata, dict) or "resourceVersion" not in metadata:
                 raise ApiError(0, "Unreadable", "the answer is not a list of objects")
             yield [], metadata["resourceVersion"]
@@ -208,7 +208,7 @@ async def connect(
         await config.load_kube_config(client_configuration=settings)
     # Do not limit the connections: each watch occupies one, and with many namespaces, watches would occupy them all.
     settings.connection_pool_maxsize = 0
-    # Set trust_env only if a proxy is needed: it makes each request read ~/.netrc in a thread.
+    # Set trust_env only if a proxy is needed: with trust_env, each request reads ~/.netrc in a thread.
     settings.client_session_kwargs = {"trust_env": _has_proxy(settings.host)}
     return KubernetesApi(api_client(settings, kubernetes_client.OPERATOR), on_answer, may_write, clock)
 

@@ -88,8 +88,8 @@ def _seen(text: bytes, see: See | None) -> Any:
 
 
 async def _outside(do: Callable[[S], T], text: S) -> T:
-    # The futures of a call in a thread reference each other. They would keep the result until the garbage collector
-    # runs: return the result in a list, and take it out.
+    # The futures of a call in a thread reference each other, and would keep the result in memory until the garbage
+    # collector runs. Therefore return the result in a list, and take the result out of the list.
     results = await asyncio.get_running_loop().run_in_executor(_THREAD, lambda: [do(text)])
     return results.pop()
 
@@ -119,7 +119,7 @@ class LargeItem:
 
 
 class ListBody:
-    """The body of a list, read piece by piece: the memory has one item of the text, and not the whole text."""
+    """The body of a list, read piece by piece. Only one item of the text is in memory at a time."""
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}
@@ -161,16 +161,16 @@ class ListBody:
                 self._next = self._next()
         except _Incomplete:
             if last:
-                raise ValueError("the text ends in the middle") from None
+                raise ValueError("the text ends in the middle of the object") from None
         self._pending = len(self._text) - self._at
         self._enough = 2 * self._pending
         if last and not self.rests and self._text[self._at :].strip(_SPACE):
-            raise ValueError("the text continues after its object")
+            raise ValueError("the text continues after the object")
         found, self._items = self._items, []
         return found
 
-    # Each of the methods below reads a part of the text and returns the method for the next part. They move `_at`
-    # only past complete parts.
+    # Each of the methods below reads a part of the text and returns the method for the next part. The methods move
+    # `_at` only past complete parts.
 
     def _open(self) -> Callable[[], Any]:
         self._skip("{")
@@ -246,7 +246,7 @@ class ListBody:
     def _skip(self, signs: str) -> str:
         sign = self._peek()
         if sign not in signs:
-            raise ValueError(f"not one of {signs}: {sign}")
+            raise ValueError(f"the text has {sign!r} where one of {signs!r} must be")
         self._at += 1
         return sign
 

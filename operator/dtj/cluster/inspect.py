@@ -41,11 +41,11 @@ class Inspector(UserApi):
         return (await self._list(_OPERATORS, "Deployment", {"labelSelector": _OPERATOR_LABEL}))[0]
 
     async def would_create(self, manifest: Manifest) -> None:
-        """Let the API server judge an object, with all webhooks. The API server does not store the object."""
+        """Send an object as a dry run, through all webhooks. The API server does not store the object."""
         await self._request("POST", f"{collection_path(manifest)}?dryRun=All", manifest["kind"], manifest)
 
     async def allows(self, namespace: str, verb: str, resource: str, group: str) -> bool:
-        """Return whether this user may do that in the namespace. resource: `pods` or `pods/log`, for example."""
+        """Return whether this user may use a verb on a resource, such as `pods` or `pods/log`, in the namespace."""
         name, _, subresource = resource.partition("/")
         review = {
             "apiVersion": "authorization.k8s.io/v1",

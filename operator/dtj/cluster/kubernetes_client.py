@@ -33,7 +33,7 @@ def api_client(settings: client.Configuration, user_agent: str) -> client.ApiCli
     return api
 
 
-# The User-Agents of requests to the API server. They name the client in audit logs and in `managedFields`.
+# The User-Agents of requests to the API server, which name the client in audit logs and in `managedFields`.
 
 OPERATOR = f"{MANAGER}/{version()}"
 """The operator's User-Agent. The API server uses the part before the slash as field manager."""

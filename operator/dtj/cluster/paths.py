@@ -49,8 +49,8 @@ def job_path(namespace: str, name: str) -> str:
 def segment(name: str) -> str:
     """Return a name of an object or a namespace as one segment of a path.
 
-    Raises ApiError, as the API server answers for a name that no object has, for a name that a client would take out
-    of the path: `DELETE …/jobs/.` would delete all jobs of the namespace.
+    Raises ApiError 404 for an empty name, `.` and `..`, which no object has. A client would remove such a segment
+    from the path: `DELETE …/jobs/.` would delete all jobs of the namespace.
     """
     if name.strip() in ("", ".", ".."):
         raise ApiError(404, "NotFound", f'"{name}" not found')

@@ -43,8 +43,8 @@ class Source(Protocol):
     """Lists and watches objects. Each method raises ApiError, also in the middle of an iteration."""
 
     def pages(self, selection: Selection) -> AsyncIterator[tuple[Sequence[Mapping[str, Any]], str]]:
-        """List all current objects, a few at a time, and last the resource version from which to watch: before, the
-        version is empty. Each list is emptied when the next is asked for, and a large object comes alone or last.
+        """Yield all current objects, a few at a time, with an empty version, and at last the resource version from
+        which to watch. Each list is emptied before the next one comes. A large object is the last of its list.
         """
 
     def changes(
@@ -60,7 +60,7 @@ class Cluster(Protocol):
     """The requests that the operator makes. Each method raises ApiError."""
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Create an object; 409 when the name exists. The server refuses unknown fields if it supports that."""
+        """Create an object; 409 when the name exists. A server with field validation refuses unknown fields."""
 
     async def get(self, manifest: Manifest) -> Manifest | None:
         """Return the object with the same kind, namespace and name; None when it does not exist."""

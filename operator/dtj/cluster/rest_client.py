@@ -83,7 +83,9 @@ class RestClient:
             try:
                 event = await decoded_event(line, see)
             except ValueError:
-                raise ApiError(0, "Cut", "the watch was cut in the middle of a change") from None
+                raise ApiError(
+                    0, "Cut", "the connection ended in the middle of an event of the watch"
+                ) from None
             if not isinstance(event, dict) or not isinstance(event.get("object"), Mapping):
                 raise ApiError(0, "Unreadable", "the watch sent an event without an object")
             kind_of_event, about = str(event.get("type")), event["object"]
@@ -138,7 +140,7 @@ class RestClient:
             method, path, header_params=headers, auth_settings=["BearerToken"]
         )
         if method != "GET" and not self._may_write():
-            raise ApiError(0, "NotLeading", "another operator may lead now")
+            raise ApiError(0, "NotLeading", "the request is not sent: another operator may lead now")
         reported = False
 
         def report(status: int) -> None:
@@ -158,8 +160,8 @@ class RestClient:
                     report(answer.status)
                     raise _api_error(answer.status, content, answer.headers.get("Retry-After"))
                 if verb == "watch":
-                    # Report a watch when it begins: a watch lasts for minutes, and a connection that breaks later is
-                    # no failure of the request.
+                    # Report a watch when it begins: a watch lasts for minutes, and the request has not failed if the
+                    # connection breaks later.
                     report(answer.status)
                 yield answer
                 report(answer.status)

@@ -37,7 +37,7 @@ class UserApi(KubernetesApi):
     def __init__(
         self, api: client.ApiClient, namespace: str | None, renew: Callable[[], Awaitable[None]]
     ) -> None:
-        """namespace: the kubeconfig context's. renew: fetches new credentials, because some expire after minutes."""
+        """namespace: of the kubeconfig's context. renew: fetches new credentials; some expire after minutes."""
         super().__init__(api)
         self.namespace = namespace
         self._renew = renew
@@ -157,7 +157,7 @@ class UserApi(KubernetesApi):
 
     @asynccontextmanager
     async def _answer(self, *request: Any, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Answer as the base class does. After a 401, fetch new credentials and try once more."""
+        """Send a request as the base class does. After a 401, fetch new credentials and try once more."""
         async with AsyncExitStack() as stack:
             try:
                 answer = await stack.enter_async_context(super()._answer(*request, **options))

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dtj.api.checking import check
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.job import InvalidJob, Manifest, read_job
+from dtj.api.manifest_check import check
 from dtj.api.mpijob import QUEUE_ANNOTATIONS
 from dtj.api.pod_template import list_of, object_of
 from dtj.api.scheduling_rules import COSCHEDULING_SCHEDULER, KUEUE_QUEUE, VOLCANO_SCHEDULER, members
@@ -35,7 +35,7 @@ from dtj.convert.trainjob import TRAIN_JOB
 _PATH = "spec.runPolicy.schedulingPolicy"
 _PRIORITY = "kueue.x-k8s.io/priority-class"
 _LEFT_OUT = {
-    "minResources": "left out: dtj sums up the requests of the pods",
+    "minResources": "left out: dtj adds up the requests of the pods",
     "scheduleTimeoutSeconds": "left out: runPolicy.startDeadlineSeconds ends a job whose pods get no nodes in time",
 }
 
@@ -63,7 +63,7 @@ def waits_in_kueue(metadata: ObjectMeta) -> bool:
 
 
 def moved_labels(metadata: ObjectMeta) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Return the labels and annotations that the job keeps, and the labels that move to every pod."""
+    """Return the labels and the annotations that stay on the job, and the labels that move to every pod."""
     if not waits_in_kueue(metadata):
         return metadata.labels, metadata.annotations, {}
     kept = {key: value for key, value in metadata.labels.items() if key not in (KUEUE_QUEUE, _PRIORITY)}
@@ -123,7 +123,9 @@ def _min_available(min_available: Any, gang: str | None, members: int, notes: No
             field, min_available, f"left out: the gang has {members} pods, and dtj waits for all of them"
         )
     else:
-        notes.add(field, min_available, "kept; dtj does not count the launcher or chief")
+        notes.add(
+            field, min_available, "kept; in dtj, the launcher and the chief do not count towards minAvailable"
+        )
         return {"minAvailable": max(min_available, 1)}
     return {}
 
@@ -321,14 +323,14 @@ _OF_PODS = f"write a job with the image and the command of its pods: {_NEW}"
 _WAYS = {
     "jobset.x-k8s.io JobSet": f"convert the TrainJob that made it, or {_OF_PODS}",
     "batch Job": f"{_OF_PODS}; PET_NODE_RANK has the index of a worker",
-    "workload.codeflare.dev AppWrapper": "convert what it wraps, from a file of its own",
+    "workload.codeflare.dev AppWrapper": "convert the wrapped job from a file of its own",
     "ray.io RayJob": f"write the function that Ray runs on each worker as a script, and a job for the script: {_NEW}",
 }
 """Advice for jobs that can't be converted, by API group and kind."""
 
 
 def ways(manifests: Sequence[Manifest]) -> dict[str, str | None]:
-    """Return the kinds of the objects, each with what makes a job of dtj of it; None where no way is known."""
+    """Return the kinds of the objects, each with advice on how to get a job of dtj from it; None without advice."""
     return {_kind(manifest): _way(manifest) for manifest in manifests}
 
 

@@ -34,7 +34,7 @@ class KindRules(Generic[S]):
 
     strategy: StrategyRules
     field: str
-    """The field of the spec by which the form is known: the field with the replicas, if there is one."""
+    """A field that every spec of this form has: the field with the replicas, if the form has such a field."""
     form: type[S]
     convert: Callable[[OriginalJob, S, Manifest, Notes], tuple[Manifest, Manifest]]
     """The function that returns dtj's spec and run policy.
@@ -50,5 +50,6 @@ class KindRules(Generic[S]):
     """The project that has this kind of job, for messages."""
     prepare: Callable[[Manifest, Sequence[Manifest], Notes], Manifest | None] | None = None
     """For jobs with fields in other objects: the function that gets the job and the other objects of the input, and
-    returns the complete job. It returns None for a job that can't be converted, with the reasons in the notes.
+    returns the complete job. The function returns None for a job that can't be converted, with the reasons in the
+    notes.
     """

@@ -22,7 +22,7 @@ from dtj.convert.run_policy import VersionDefaults, other_role_restarts, retries
 from dtj_trainer import contract
 
 HOSTFILES = ("/etc/mpi/hostfile", "$OMPI_MCA_orte_default_hostfile")
-"""The words by which a command names mpi-operator's hostfile. dtj mounts its own hostfile at the same path."""
+"""Values of --hostfile that mean mpi-operator's hostfile. dtj mounts its own hostfile at the same path."""
 
 
 class Uneven(Exception):
@@ -59,7 +59,9 @@ def ranks_of_each_worker(launch: Launch, workers: Sequence[str], slots: int) -> 
         )
     if per_node is not None:
         if ranks > count * per_node:
-            raise NeverStarts(f"starts {ranks} ranks, and at most {per_node} in each of {count} workers")
+            raise NeverStarts(
+                f"starts {ranks} ranks, which do not fit into {count} workers with at most {per_node} ranks each"
+            )
         if per_node > slots and not launch.oversubscribes:
             raise NeverStarts(
                 f"starts {per_node} ranks in a worker that has {slots} slots, which mpirun refuses without "
@@ -184,7 +186,7 @@ def horovod_spec(
         )
         return {}, policy
     launcher = _role(LAUNCHER, *replicas[LAUNCHER], spec, notes, source.command)
-    # The worker's command does not matter: dtj runs sshd instead.
+    # Pass no command for the worker: dtj runs sshd instead of the worker's command.
     worker = _role(WORKER, *replicas[WORKER], spec, notes)
     policy = retries_of(replicas[LAUNCHER][1].restart_policy, launcher.path, policy, source.defaults, notes)
     other_role_restarts(replicas[WORKER][1].restart_policy, worker.path, notes)
@@ -218,20 +220,20 @@ def _role(
 
 def _settle_launcher(spec: MPIJobSpec, launcher: ConvertedRole, worker: ConvertedRole, notes: Notes) -> None:
     if launcher.replicas != 1:
-        notes.add(f"{launcher.path}.replicas", launcher.replicas, "now 1")
+        notes.add(f"{launcher.path}.replicas", launcher.replicas, "now 1: a job has one launcher")
         launcher.replicas = 1
     if spec.run_launcher_as_worker:
         worker.replicas += 1
         notes.add(
             "spec.runLauncherAsWorker",
             True,
-            f"now one worker more: {worker.replicas}; the launcher trains nothing",
+            f"now {worker.replicas} workers, one more than before: dtj's launcher runs no rank",
         )
     if launcher.accelerators:
         notes.add(
             f"{launcher.path}.template.spec.containers",
             launcher.accelerators,
-            "left out: the launcher trains nothing",
+            "left out: dtj's launcher runs no rank",
         )
         launcher.accelerators = {}
 
@@ -371,15 +373,21 @@ def _give_ranks(
     """Set the environment and the working directory that mpirun's options give the ranks."""
     if launch.path is not None:
         launcher.env[contract.ENV_MPIRUN] = {"name": contract.ENV_MPIRUN, "value": launch.path}
-        notes.add(where, launch.path, f"now env {contract.ENV_MPIRUN} of the launcher: the same mpirun runs")
+        notes.add(
+            where,
+            launch.path,
+            f"set as env {contract.ENV_MPIRUN} of the launcher, which starts the same mpirun",
+        )
     if launch.as_root:
         for name in _AS_ROOT:
             launcher.env[name] = {"name": name, "value": "1"}
-        notes.add(f"{where}[--allow-run-as-root]", None, f"now env {' and '.join(_AS_ROOT)} of the launcher")
+        notes.add(
+            f"{where}[--allow-run-as-root]", None, f"replaced by env {' and '.join(_AS_ROOT)} of the launcher"
+        )
     for name, value in launch.env.items():
         for role in (launcher, worker):
             role.env[name] = {"name": name, "value": value}
-        notes.add(f"{where}[{name}]", value, f"now env {name}, of every replica")
+        notes.add(f"{where}[{name}]", value, f"set as env {name} of every replica")
     # horovodrun passes its whole environment to the ranks.
     exported = [*launcher.env] if launch.by_horovodrun else launch.exported
     for name in dict.fromkeys(exported):
@@ -388,12 +396,16 @@ def _give_ranks(
         if name in launcher.env:
             if worker.env.get(name) != launcher.env[name]:
                 worker.env[name] = launcher.env[name]
-                notes.add(f"{where}[-x {name}]", None, f"now env {name}, of every replica")
+                notes.add(f"{where}[-x {name}]", None, f"set as env {name} of every replica")
         elif "envFrom" in launcher.container and launcher.container["envFrom"] != worker.container.get(
             "envFrom"
         ):
             _share_env_from(launcher, worker)
-            notes.add(f"{where}[-x {name}]", None, "now envFrom of every replica, as in the launcher")
+            notes.add(
+                f"{where}[-x {name}]",
+                None,
+                "set by envFrom of every replica, which is copied from the launcher",
+            )
         else:
             notes.add(
                 f"{where}[-x {name}]", None, "left out: the ranks get the variable from the worker's image"
@@ -401,7 +413,9 @@ def _give_ranks(
     if launch.workdir is not None:
         launcher.container["workingDir"] = launch.workdir
         notes.add(
-            f"{where}[-wdir]", launch.workdir, "now workingDir of the launcher, which mpirun gives the ranks"
+            f"{where}[-wdir]",
+            launch.workdir,
+            "set as workingDir of the launcher: mpirun starts the ranks in the same folder",
         )
 
 
@@ -428,7 +442,7 @@ def _note_other_fields(spec: MPIJobSpec, notes: Notes) -> None:
             if value == "AtStartup":
                 notes.add(f"spec.{key}", value, "left out: the launcher starts when every worker is ready")
         else:
-            notes.add(f"spec.{key}", value, "left out: dtj knows no such field of an MPIJob")
+            notes.add(f"spec.{key}", value, "left out: dtj does not support this field of an MPIJob")
 
 
 MPI_JOB = KindRules(

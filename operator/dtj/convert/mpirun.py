@@ -137,7 +137,7 @@ def parse_launch(words: Sequence[str], env: Mapping[str, str | None] | None = No
             break
         name, equals, value = option.lstrip("-").partition("=")
         if name not in arities:
-            raise NoProgram(f"has the option {option}, whose values dtj does not know")
+            raise NoProgram(f"has the option {option}, of which dtj does not know how many values follow")
         values = [value] if equals else list(words[index : index + arities[name]])
         index += 0 if equals else arities[name]
         _read(launch, words[begin:index], name, values, env or {}, horovodrun=first in HOROVODRUN)

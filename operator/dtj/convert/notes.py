@@ -11,7 +11,7 @@ from dtj.api.job import Manifest
 
 @dataclass(frozen=True)
 class Note:
-    """One field of the input, and what becomes of it."""
+    """A field of the input, and the result of its conversion."""
 
     field: str
     """The path of the field in the input, e.g. spec.runPolicy.suspend."""

@@ -141,7 +141,7 @@ def _settle_other_fields(spec: PyTorchJobSpec, notes: Notes) -> None:
                 "yet; remove the field, and set Worker.replicas",
             )
         else:
-            notes.add(f"spec.{key}", value, "left out: dtj knows no such field of a PyTorchJob")
+            notes.add(f"spec.{key}", value, "left out: dtj does not support this field of a PyTorchJob")
 
 
 PYTORCH_JOB = KindRules(

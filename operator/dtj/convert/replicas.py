@@ -1,6 +1,6 @@
 """Conversion of the replicas of one role to fields of dtj, a partial pod template, and the user of the pods.
 
-In Kubeflow, the image decides about the user. The conversions of the kinds of jobs call it.
+In Kubeflow, the image sets the user. `mpi`, `pytorch`, `tensorflow`, `torchx` and `trainjob` call this module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BY_OPERATOR = {
     "nodeName": "left out: use nodeSelector or affinity",
 }
 _OF_TERMINATION = ("terminationMessagePath", "terminationMessagePolicy")
-# The port by which the replicas of a kind of job find each other: its default, and the port in dtj.
+# By the name of a port of Kubeflow: the number that needs no note, and the note for a port with another number.
 _PORTS = {
     "tfjob-port": (contract.TENSORFLOW_PORT, f"the port is {contract.TENSORFLOW_PORT} in every job"),
     "pytorchjob-port": (None, "the operator sets MASTER_PORT"),
@@ -52,7 +52,7 @@ class ConvertedRole:
     container: Manifest = field(default_factory=dict)
     """The other fields of the container that trains."""
     keeps_command: bool = False
-    """Whether the program stays the command of the container, which dtj runs as written."""
+    """Whether dtj runs the program as written, as the command of the container."""
 
 
 def read_role(

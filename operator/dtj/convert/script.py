@@ -33,7 +33,7 @@ class Found:
 def strategy_of(source: bytes, name: str) -> Found:
     """Return the strategy that a script is written for.
 
-    name: of the script, for messages. Raises Unusable where no line, or lines of several strategies, decide.
+    name: of the script, for messages. Raises Unusable if no line shows a strategy, or if lines show several ones.
     """
     marked = _marked(source, name)
     strategies = list(dict.fromkeys(found.strategy for found in marked))
@@ -41,10 +41,10 @@ def strategy_of(source: bytes, name: str) -> Found:
         return _first(marked)
     option = f"give --strategy {enumerated(RULES, 'or')}"
     if not marked:
-        raise Unusable(f"{name} imports no library of distributed training that dtj knows", option)
+        raise Unusable(f"{name} imports no library of distributed training that shows the strategy", option)
     lines = (_first([found for found in marked if found.strategy == each]) for each in strategies)
     told = "; ".join(f"line {found.line}, {found.text}: {found.strategy}" for found in lines)
-    raise Unusable(f"{name} has names of several strategies: {told}", option)
+    raise Unusable(f"{name} uses libraries of several strategies: {told}", option)
 
 
 def found_in(strategy: str, source: bytes, name: str) -> Found:
@@ -68,7 +68,7 @@ def _first(marked: list[Found]) -> Found:
 def _marked(source: bytes, name: str) -> list[Found]:
     """Return each line with a mark of a strategy. Raises Unusable for a script that can't be read."""
     if len(source) > _MOST_BYTES:
-        raise Unusable(f"{name} has {len(source):,} bytes, and dtj reads scripts of {_MOST_BYTES:,}")
+        raise Unusable(f"{name} has {len(source):,} bytes, and the maximum for a script is {_MOST_BYTES:,}")
     try:
         with warnings.catch_warnings():
             # Hide Python's warnings about the script, such as invalid escapes.

@@ -128,7 +128,7 @@ def _note_other_fields(spec: TFJobSpec, notes: Notes) -> None:
                 "left out: the number of workers is fixed while a job runs, and TF_CONFIG names all of them",
             )
         else:
-            notes.add(f"spec.{key}", value, "left out: dtj knows no such field of a TFJob")
+            notes.add(f"spec.{key}", value, "left out: dtj does not support this field of a TFJob")
 
 
 TF_JOB = KindRules(

@@ -49,7 +49,7 @@ class Torchrun:
     """The command without these options."""
 
     def literal(self, name: str) -> str | None:
-        """Return the value of an option; None if the option is absent, or if a variable has its value."""
+        """Return the value of an option; None if the option is absent, or if its value has a shell variable."""
         value = self.options.get(name)
         return None if value is None or "$" in value else value
 
@@ -107,9 +107,9 @@ def _read_text(text: str) -> tuple[dict[str, str], list[str], str] | None:
 def _split(
     words: Sequence[tuple[str, str]],
 ) -> tuple[dict[str, str], list[str], list[str], list[str]]:
-    """Return options by name, the same as written, the other options, and script and arguments.
+    """Return the options of _BY_VARIABLES by name, their words as written, the other options, and the rest.
 
-    words: each as written, and without quotes.
+    words: each word as written, and without quotes. The rest is the script with its arguments.
     """
     options: dict[str, str] = {}
     left_out: list[str] = []
@@ -145,18 +145,18 @@ _WORLD_SIZE = re.compile(r"\$[({]?WORLD_SIZE\b")
 
 @dataclass(frozen=True)
 class Asked:
-    """The ranks in each node, as the other operator has them."""
+    """The number of ranks in each node that the job of the other operator asks for."""
 
     procs: str
     """A number, or auto, gpu or cpu, as `torchrun --nproc-per-node` takes them."""
     field: str
-    """The field of the input with this number."""
+    """The field of the input from which `procs` comes, for notes."""
     python_is_rank: bool = False
     """Whether a program without torchrun is itself a rank, because RANK is the node's number, as in a PyTorchJob."""
 
     @property
     def number(self) -> int:
-        """The number, or 1 if the node decides: the factor of WORLD_SIZE in a PyTorchJob."""
+        """`procs` as a number, or 1 if it depends on the node: the factor of WORLD_SIZE in a PyTorchJob."""
         return int(self.procs) if self.procs.isdecimal() else 1
 
 
@@ -202,7 +202,7 @@ def torch_spec(role: ConvertedRole, asked: Asked, notes: Notes) -> Manifest:
 
 
 def _start(words: list[str], asked: Asked, gpus: int) -> tuple[int, bool]:
-    """Return the ranks in each worker, and whether dtj must be told that the command starts them.
+    """Return the ranks in each worker, and whether the job needs `startedBy: Command`.
 
     Raises _OfTheNode.
     """

@@ -46,7 +46,7 @@ class _VolcanoJob(KubeflowObject):
 
 
 def without_report(text: str) -> str:
-    """Return the job in what `torchx run --dryrun` prints, on its own lines; other text unchanged."""
+    """Return the job in the output of `torchx run --dryrun`, with unchanged line numbers; other text as it is."""
     report, found, job = text.partition(_REQUEST)
     return "\n" * (report + found).count("\n") + job if found else text
 

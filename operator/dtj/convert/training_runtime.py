@@ -26,7 +26,7 @@ _KEYS = {
 
 
 class RuntimeRef(KubeflowObject):
-    """Which runtime a TrainJob has."""
+    """The reference of a TrainJob to its runtime."""
 
     name: str
     kind: str = _KINDS[0]
@@ -135,14 +135,14 @@ def _shipped(ref: RuntimeRef, notes: Notes) -> Manifest | None:
         notes.refuse(
             "spec.runtimeRef.name",
             ref.name,
-            f"not in the input: the runtime has the template of the pods; add what `{get}` prints",
+            f"not in the input: the runtime has the template of the pods; add the output of `{get}` to the input",
         )
         return None
     notes.add(
         "spec.runtimeRef.name",
         ref.name,
-        f"not in the input: read as the runtime that Trainer brings along, one node with torch. If yours differs, "
-        f"add what `{get}` prints",
+        f"not in the input: read as the runtime that Trainer installs, one node with torch. If yours differs, "
+        f"add the output of `{get}` to the input",
     )
     container = {"name": NODE}
     job = {

@@ -47,13 +47,19 @@ def with_runtime(manifest: Manifest, others: Sequence[Manifest], notes: Notes) -
     spec = _TrainJob.model_validate(manifest.get("spec"))
     for key, value in spec.rest.items():
         refuse = key == "podTemplateOverrides"
-        now = "write spec.runtimePatches" if refuse else "left out: dtj knows no such field of a TrainJob"
+        now = (
+            "not supported: write spec.runtimePatches"
+            if refuse
+            else "left out: dtj does not support this field of a TrainJob"
+        )
         (notes.refuse if refuse else notes.add)(f"spec.{key}", value, now)
     if spec.initializer:
         notes.refuse("spec.initializer", spec.initializer, _no_other_step())
     if spec.trainer is None:
         notes.refuse(
-            "spec.trainer", None, "required: without it, Trainer gives the pods no variables of torchrun"
+            "spec.trainer",
+            None,
+            "required: without spec.trainer, Trainer sets no variables PET_* in the pods",
         )
     runtime = find_runtime(spec.runtime_ref, spec.runtime_patches, others, notes)
     if (
@@ -85,7 +91,9 @@ def _is_torch(runtime: Runtime, trainer: _Trainer, ref: RuntimeRef, notes: Notes
         )
     elif tuple((trainer.command or own.command)[:2]) == _TORCHTUNE:
         notes.refuse(
-            "spec.trainer.command", " ".join(_TORCHTUNE), "torchtune: dtj starts no recipes; write torchrun"
+            "spec.trainer.command",
+            " ".join(_TORCHTUNE),
+            "torchtune: dtj can't start a recipe; write a command with torchrun",
         )
     return own is not None and not notes.refused
 
@@ -95,7 +103,7 @@ def _no_other_step() -> str:
 
 
 def _worker_spec(spec: _TrainJob, trainer: _Trainer, runtime: Runtime, notes: Notes) -> Manifest:
-    assert runtime.node is not None  # `_is_torch`.
+    assert runtime.node is not None  # `_is_torch` has refused a runtime without a node.
     job = runtime.node.template.spec
     template = job.template.model_dump(by_alias=True, exclude_unset=True)
     containers = template["spec"]["containers"]
@@ -139,7 +147,7 @@ def _worker_spec(spec: _TrainJob, trainer: _Trainer, runtime: Runtime, notes: No
 
 
 def _ranks_in_node(trainer: _Trainer, runtime: Runtime, resources: ContainerResources) -> tuple[str, str]:
-    """Return the ranks in each node as Trainer counts them, and the field that says so.
+    """Return the ranks in each node as Trainer counts them, and the field with the number.
 
     Source: kubeflow/trainer v2.3.0, pkg/runtime/framework/plugins/torch.
     """

@@ -1,6 +1,6 @@
 """Check whether the pods of a job fit on the nodes and into the quotas of the namespace. Pure.
 
-A node is seen as the scheduler sees it: the pods that it accepts, and the resources that are free.
+The checks use what the scheduler uses: the pods that a node accepts, and the free resources of the node.
 """
 
 from __future__ import annotations
@@ -273,18 +273,23 @@ def quota_checks(plan: Plan, findings: JobFindings) -> list[Check]:
     """Check the quotas of the namespace."""
     name = "quota"
     if isinstance(findings.quotas, Unread):
-        return [warning(name, f"the quotas of the namespace can't be read: {findings.quotas.reason}")]
+        return [warning(name, f"the ResourceQuotas of the namespace can't be read: {findings.quotas.reason}")]
     checks = [check for quota in findings.quotas for check in _quota(quota, plan)]
     if checks:
         return checks
     names = ", ".join(quota["metadata"]["name"] for quota in findings.quotas)
-    return [ok(name, f"the job fits into {names}" if names else "the namespace has no quota")]
+    return [
+        ok(
+            name,
+            f"the job fits into ResourceQuota {names}" if names else "the namespace has no ResourceQuota",
+        )
+    ]
 
 
 def _quota(quota: Manifest, plan: Plan) -> Iterator[Check]:
     name, quota_name = "quota", quota["metadata"]["name"]
     if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
-        yield warning(name, f"{quota_name} has a scope and is not checked")
+        yield warning(name, f"ResourceQuota {quota_name} has a scope and is not checked")
         return
     status = quota.get("status") or {}
     hard, used = amounts(status.get("hard")), amounts(status.get("used"))
@@ -296,13 +301,14 @@ def _quota(quota: Manifest, plan: Plan) -> Iterator[Check]:
             request = f"the job asks for {shown(key, requested[key])}"
             yield failed(
                 name,
-                f"{quota_name} leaves {shown(key, left)} of {shown(key, limit)}, {request}",
+                f"ResourceQuota {quota_name} leaves {shown(key, left)} of {shown(key, limit)}, {request}",
                 "ask for a larger quota, end other jobs, or request less",
             )
         elif any(key not in pod for pod in pods) and _must_be_set(key):
             yield warning(
                 name,
-                f"{quota_name} limits {key}, so every container must set {key}, and not all containers of the job do",
+                f"ResourceQuota {quota_name} limits {key}, so every container must set {key}, and not all containers "
+                "of the job do",
                 "set resources in every role, unless a LimitRange of the namespace sets defaults",
             )
 

@@ -53,7 +53,7 @@ PERMISSIONS = (
 
 @dataclass(frozen=True)
 class Taken:
-    """The API server takes an object."""
+    """The API server accepted an object in a dry run."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class ClusterFindings:
     """The version of the API server: major, minor, gitVersion."""
     namespace: str
     served: bool
-    """Whether the API server serves the resource."""
+    """Whether the API server serves DistributedTrainingJobs."""
     crd: Manifest | Unread | None
     operators: Sequence[Manifest] | Unread
     """Deployments of the operator in all namespaces."""
     allowed: Mapping[Permission, bool]
     """The permissions of the user in the namespace."""
     faulty_job: Taken | str | None = None
-    """The answer of the API server to a job with a fault: its message if it refuses the job; None: not tested."""
+    """The answer of the API server to a job with a fault: Taken, or the message of the refusal; None: not tested."""
     left_code: Sequence[str] | Unread = ()
     """ConfigMaps of the namespace with code that no job uses."""
 

@@ -65,7 +65,7 @@ def _is_old(findings: ClusterFindings) -> bool:
 def _crd(findings: ClusterFindings) -> Check:
     name = "CRD"
     if not findings.served:
-        return failed(name, "the cluster does not know DistributedTrainingJobs", _INSTALL)
+        return failed(name, "the cluster does not serve DistributedTrainingJobs", _INSTALL)
     if isinstance(findings.crd, Unread) or findings.crd is None:
         return warning(
             name,
@@ -81,7 +81,7 @@ def _crd(findings: ClusterFindings) -> Check:
         more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
         return failed(
             name,
-            f"the cluster's schema is not that of dtj {version()}: {', '.join(differing[:_SHOWN])}{more}",
+            f"the CRD in the cluster differs from that of dtj {version()} in {', '.join(differing[:_SHOWN])}{more}",
             f"{_APPLY_CRD}; or use the version of dtj that is installed in the cluster",
         )
     return ok(name, f"{VERSION} is served, with the schema of dtj {version()}")
@@ -243,12 +243,14 @@ def webhook_checks(findings: ClusterFindings) -> list[Check]:
             )
         ]
     return [
-        warning(_WEBHOOK, f"it could not be tested: the faulty job was refused for another reason: {said}")
+        warning(
+            _WEBHOOK, f"the webhook could not be tested: a faulty job was refused for another reason: {said}"
+        )
     ]
 
 
 def _port(findings: ClusterFindings) -> str | None:
-    """Return the port of the operator's webhook; None if it has none, or if its Deployment can't be read."""
+    """Return the port of the operator's webhook; None without a webhook, or if the Deployment can't be read."""
     for deployment in operators_of(findings):
         if found := re.search(r"--webhook-port[= ](\d+)", " ".join(operator_words(deployment))):
             return found[1]
@@ -256,12 +258,12 @@ def _port(findings: ClusterFindings) -> str | None:
 
 
 _YOUNG_SECONDS = 300.0
-"""Seconds. A younger ConfigMap may belong to a `dtj submit` that has not created its job yet."""
+"""A ConfigMap that is younger than this may belong to a running `dtj submit`, which has not created its job yet."""
 _MOST_NAMES = 10
 
 
 def left_code_checks(findings: ClusterFindings) -> list[Check]:
-    """Return a warning that names what is left; none if nothing is left, or if the user may not list ConfigMaps."""
+    """Return a warning that names ConfigMaps without a job; none without any, or if the user may not list them."""
     if isinstance(findings.left_code, Unread) or not findings.left_code:
         return []
     count, shown = len(findings.left_code), findings.left_code[:_MOST_NAMES]
@@ -270,7 +272,7 @@ def left_code_checks(findings: ClusterFindings) -> list[Check]:
     return [
         warning(
             "code",
-            f"{what} code of no job: {', '.join(shown)}{more}",
+            f"{what} code that no job uses: {', '.join(shown)}{more}",
             f"kubectl -n {findings.namespace} delete configmap {' '.join(shown)}",
         )
     ]

@@ -22,7 +22,7 @@ from dtj.plan.template_fields import metadata_of_templates
 from dtj.plan.tensorboard import DEFAULT_IMAGE
 
 SECONDS = 120
-"""Time limit for the pod in seconds. The pull of the image counts."""
+"""The time limit of a test pod in seconds, with the pull of the image."""
 STUCK_SECONDS = 30
 """Seconds after which the doctor reports a start error. The kubelet retries a start every 10 to 20 s."""
 _PROGRAM = Path(__file__).with_name("in_pod.py")
@@ -96,7 +96,7 @@ def ended(pod: Manifest) -> bool:
 
 
 def stuck(pod: Manifest) -> bool:
-    """Return whether the kubelet failed to start the container and waits before the next try."""
+    """Return whether the kubelet could not start the container, and waits before it tries again."""
     return waiting(pod)[0] in (
         *PULL_REASONS, "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
     )  # fmt: skip
@@ -154,7 +154,7 @@ def _phase(pod: Manifest) -> str:
 
 
 def state_of(pod: Manifest) -> dict[str, Any]:
-    """Return the state of the container; empty if the kubelet has told none."""
+    """Return the state of the container; empty if the kubelet has not reported one."""
     (status, *_) = (pod.get("status") or {}).get("containerStatuses") or [{}]
     return status.get("state") or {}
 
@@ -239,7 +239,7 @@ def record_image(findings: ClusterFindings) -> str | None:
 
 
 def record_probe(job: Job, image: str) -> Manifest:
-    """Return a pod like the record pod of a job that keeps artifacts. It loads the program, and writes nothing."""
+    """Return a pod like the record pod of a job that keeps artifacts. The pod only imports the program."""
     pod = record_template(job, image, {})
     (container,) = pod["spec"]["containers"]
     probe = {**container, "command": ["python", "-c", _RECORD_PROGRAM]}

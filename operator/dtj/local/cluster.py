@@ -15,7 +15,7 @@ from dtj.cluster.port import ApiError
 from dtj.local.pod import LocalPod
 from dtj.local.processes import Adopted
 from dtj.local.runs import Run
-from dtj.reconcile.patch import merged
+from dtj.reconcile.patch import patched
 from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, OwnedRecord, controller_uid, data_digest
 
 _LOOK_SECONDS = 0.2
@@ -179,7 +179,7 @@ class LocalCluster:
     ) -> Manifest:
         if resource_version != self._manifest["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified")
-        self._store({"status": merged(self._manifest.get("status"), patch)})
+        self._store({"status": patched(self._manifest.get("status"), patch)})
         return self._manifest
 
     # --- View ---------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from dtj_trainer.artifacts.store import Store, StoredObject, open_store
 
 @dataclass(frozen=True)
 class Copied:
-    """What a copy did. `others`: keys below the URI that neither this folder nor a copied one has."""
+    """What a copy did. others: the keys below the URI that neither this folder nor an earlier copied folder has."""
 
     sent: int
     """The bytes that were uploaded."""
@@ -65,11 +65,11 @@ def copy_folder(
 
 
 _Brought = dict[str, dict[str, Any] | None]
-"""By key: size and time of the file that was copied, and the ETag of its object; None if the copy was interrupted."""
+"""The facts of each copied file, and the ETag of its object, by key; None if the copy of the file was interrupted."""
 
 
 class _Record:
-    """The files that copies brought to a URI: an object in the store's own bucket."""
+    """A record of the files that copies brought to a URI. The record is an object in OWN_BUCKET."""
 
     def __init__(self, environment: Mapping[str, str], uri: str) -> None:
         self._store: Store = open_store(f"s3://{OWN_BUCKET}/copies", environment)

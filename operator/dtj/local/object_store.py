@@ -62,8 +62,8 @@ def open_store(home: Path, buckets: Sequence[str]) -> OpenStore:
     (folder / "data").mkdir(parents=True, exist_ok=True, mode=0o700)
     users = os.open(folder / "users.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # Take the lock before anything else: a running keeper then continues. If the keeper is ending, this waits
-        # until it has ended.
+        # Take the lock before anything else: a running keeper then continues. If the keeper is about to end, the call
+        # waits until the keeper has ended.
         fcntl.flock(users, fcntl.LOCK_SH)
         os.set_inheritable(users, True)
         with (folder / "start.lock").open("w") as starting:

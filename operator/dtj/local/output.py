@@ -22,7 +22,7 @@ MOST_BYTES = (1 + KEPT_ROTATED) * ROTATE_BYTES
 """The limit of an output file in bytes. The logs of a pod on a cluster have the same limit."""
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _SKIP_BYTES = 64 * 1024
-"""The rest of a line that the hole has cut is skipped, unless the rest is longer than this."""
+"""The longest rest of a line behind the hole, in bytes, that is skipped. A longer rest is shown as a line."""
 
 
 def limit_space(file: Path) -> None:
@@ -57,7 +57,7 @@ def _punch(descriptor: int, end: int) -> None:
 _LOOK_SECONDS = 0.2
 _LONGEST_PIECE = 64 * 1024
 _MOST_PIECES = 128
-"""The number of pieces of a replica's output that are read between two pauses. This allows 40 MB a second."""
+"""The number of pieces of a replica's output that are read between two pauses, which allows 40 MB a second."""
 
 
 class _Tail:
@@ -67,7 +67,7 @@ class _Tail:
         self._at = begin
         self._part = b""
         self.behind = False
-        """Whether the file had more at the last look."""
+        """Whether the last read did not reach the end of the file."""
 
     def lines(self, file: Path) -> list[str]:
         with file.open("rb") as opened:

@@ -132,8 +132,8 @@ class _Machine:
         """The pod with rank 0."""
         port = place.ports.get((ranks[0][0], contract.PROGRESS_PORT)) if ranks else None
         self._peers = f"loopback:{port}" if port and ranks[0][1].rounds else "false"
-        """Where replicas give each other checkpoints in restarts in place: each has a loopback address of its own,
-        and no other run has the port. At a restore, they read the same disk anyway."""
+        """The value of ENV_RESTORE_PEERS. In restarts in place, each replica serves its checkpoints on a loopback
+        address of its own, on a port that no other run has. `false`: the replicas only read the same disk."""
 
     def pod(self, replica: Replica) -> Manifest:
         """Return the pod for this machine."""

@@ -46,7 +46,7 @@ def running() -> list[Stat]:
 
 
 def variable_of(pid: int, name: str) -> str | None:
-    """Return the value of a variable with which a process was started; None without it."""
+    """Return the value of an environment variable with which a process was started; None if it was not set."""
     for word in _read(pid, "environ").split(b"\0"):
         if word.startswith(f"{name}=".encode()):
             return os.fsdecode(word).partition("=")[2]
@@ -115,9 +115,9 @@ def kill_session(leader: int) -> None:
 
 
 class Adopted:
-    """Processes of a run whose parents have ended. The kernel gives them to this process.
+    """Processes of a run whose parents have ended. The kernel makes this process (a subreaper) their parent.
 
-    No other mark is left on a process that has emptied its environment and left its session.
+    A process that has emptied its environment and left its session can be found only in this way.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ from dtj.reconcile.reconciler import Reconciler
 from dtj.status.times import written_time
 from dtj_trainer import contract
 
-# Notice that a disk of a run is full.
+# Detection of full disks: the disk of the run, and the disk of the embedded store.
 
 LEAST_BYTES = 1 << 20
 """A disk with less free space is full."""
@@ -61,7 +61,7 @@ class DiskWatch:
         self._full_since: float | None = None
 
     def full_seconds(self) -> float | None:
-        """Return for how long the disk has been full; None if it has space. Call it often."""
+        """Return for how many seconds the disk has been full; None if the disk has space. Call this method often."""
         free = free_bytes(self.folder)
         if free >= LEAST_BYTES:
             self._full_since = None
@@ -137,7 +137,7 @@ _MORE_SPACE = (
 _LOOK_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Prefixes of variables that replicas don't inherit: they come from another job, or from an MPI that started dtj. A
-# replica gets its own from the plan. Variables of the registered strategies are removed, too.
+# replica gets its own variables from the plan. Variables of the registered strategies are removed, too.
 _REMOVED_PREFIXES = ("DTJ_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HOROVOD_", "TF_CONFIG")
 
 
@@ -306,11 +306,13 @@ def _packages(job: Job, home: Path) -> dict[str, str]:
 
 
 def _end_earlier(run: Run, mark: str, watcher: Watcher) -> None:
-    """End the processes of an earlier run of this name. They are left if its dtj and its guard were killed."""
+    """End the processes of an earlier run of this name. Some remain if its dtj and its guard were killed."""
     if not (found := marked(ENV_RUN, mark)):
         return
     pids = ", ".join(map(str, sorted(found)))
-    watcher.note(f"processes of an earlier run of {run.name} were left, and are told to save and end: {pids}")
+    watcher.note(
+        f"processes of an earlier run of {run.name} still run: dtj ends them, after they have saved: {pids}"
+    )
     if left := end_marked(ENV_RUN, mark, STOP_SECONDS):
         raise Unusable(
             f"processes of an earlier run of {run.name} can't be ended: {', '.join(map(str, left))}",
@@ -433,7 +435,7 @@ class _Drive:
             self._cluster.suspend()
             alive = ", ".join(self._cluster.alive)
             self._watcher.note(
-                f"stopping: waits until {alive} saved a checkpoint and ended; Ctrl-C again kills the processes"
+                f"stopping: waiting until {alive} have saved a checkpoint and ended; Ctrl-C again kills the processes"
                 if alive
                 else "stopping: no replica of the job runs"
             )

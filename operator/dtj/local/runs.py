@@ -103,7 +103,7 @@ class Run:
         return {file.parent.name: file for file in sorted(self.folder.glob(f"*/{OUTPUT_FILE}"))}
 
     def output_begin(self, replica: str) -> tuple[int, int]:
-        """Return the newest attempt of a replica, and where its output begins in bytes. Of an older dtj: zeros."""
+        """Return the newest attempt of a replica, and where its output begins in bytes; zeros without a record."""
         with suppress(FileNotFoundError, ValueError):
             attempt, begin = (self.folder / replica / OUTPUT_BEGIN_FILE).read_text().split()
             return int(attempt), int(begin)
@@ -170,7 +170,11 @@ class Runs:
     def run(self, name: str, namespace: str) -> Run:
         """Return the run of that name, which may not exist. Raises Unusable for an invalid name or namespace."""
         if not (is_namespace(namespace) and is_dns_label(name)):
-            raise Unusable(f"{namespace}/{name} is not a valid namespace and name of a job")
+            raise Unusable(
+                f"{name!r} is not a valid name of a job"
+                if is_namespace(namespace)
+                else f"{namespace!r} is not a valid namespace"
+            )
         return Run(self._folder / namespace / name)
 
     def find(self, name: str, namespace: str | None = None) -> Run:
@@ -181,7 +185,9 @@ class Runs:
         """
         matches = [r for r in self.list() if r.name == name and namespace in (None, r.namespace)]
         if not matches:
-            raise NotFound(f"no job {name} was run on this machine", "dtj list --local shows all runs of it")
+            raise NotFound(
+                f"no job {name} was run on this machine", "`dtj list --local` lists the runs of this machine"
+            )
         if len(matches) > 1:
             namespaces = ", ".join(run.namespace for run in matches)
             raise Unusable(
@@ -190,7 +196,7 @@ class Runs:
         return matches[0]
 
     def at(self, uri: str) -> Run | None:
-        """Return the run whose artifacts are at an `s3://` address of the embedded store, or around it."""
+        """Return the run whose prefix in the embedded store is an `s3://` address, or contains the address."""
         for run in self.list():
             prefix = run.job.artifacts_uri
             if prefix and run.embedded_store and f"{uri.rstrip('/')}/".startswith(f"{prefix}/"):

@@ -160,7 +160,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _remove_sockets(ports: list[int]) -> None:
-    """Remove the Unix sockets of a server that has ended. SeaweedFS names them by its ports and leaves them."""
+    """Remove the Unix sockets of a server that has ended. SeaweedFS names its sockets by port, and leaves them."""
     for port in ports:
         for number in (port, port + GRPC_OFFSET):
             for path in SOCKETS.glob(f"seaweedfs-*-{number}.sock"):

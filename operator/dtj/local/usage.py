@@ -21,7 +21,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Used:
-    """What a replica used with all its processes."""
+    """The resources that all processes of a replica use."""
 
     cores: float
     """Processors in use, on average since the last measurement."""
@@ -30,7 +30,7 @@ class Used:
 
 
 class RunUsage:
-    """Looks at the processes of a run."""
+    """Measures the resources that the processes of a run use."""
 
     def __init__(self, run: Run) -> None:
         """Take the first measurement."""
@@ -38,9 +38,9 @@ class RunUsage:
         self._seconds, self._at = _sums(self._processes()), time.monotonic()
 
     def look(self) -> dict[str, Used]:
-        """Return the use by replica, `<role>-<index>`, since the last look; none of a replica without a process.
+        """Return the use since the last call, by replica, `<role>-<index>`. Leave out a replica without a process.
 
-        The call waits until the last look is FIRST_SECONDS ago.
+        The call waits until FIRST_SECONDS have passed since the last measurement.
         """
         time.sleep(max(self._at + FIRST_SECONDS - time.monotonic(), 0.0))
         found, at = list(self._processes()), time.monotonic()

@@ -16,6 +16,7 @@ from dtj.api.pod_template import CONFIG_VOLUME, SSH_VOLUME, own_program
 from dtj.api.shape import Replica, shape_of
 from dtj.api.spec import ReplicaSpec, Resources
 from dtj.plan.code import before_own_command, path_over_ssh
+from dtj.plan.config_map import config_map, script
 from dtj.plan.model import Plan
 from dtj.plan.pods import (
     HIDDEN_GPUS,
@@ -25,7 +26,6 @@ from dtj.plan.pods import (
     ranks_info,
 )
 from dtj.plan.recipe import Recipe, address
-from dtj.plan.start import config_map, script
 from dtj.plan.template_fields import resources_like_replicas
 from dtj_trainer import contract
 

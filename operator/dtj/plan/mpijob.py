@@ -25,6 +25,7 @@ from dtj.api.mpijob import (
 from dtj.api.pod_template import own_program
 from dtj.api.shape import Replica, Shape
 from dtj.plan.code import path_over_ssh
+from dtj.plan.config_map import config_map, script
 from dtj.plan.horovod import (
     LAUNCHER_WAITS,
     SCRIPTS,
@@ -42,7 +43,6 @@ from dtj.plan.horovod import (
 from dtj.plan.model import Plan
 from dtj.plan.pods import Common, complete, metadata, replica_pod, trainer_container
 from dtj.plan.recipe import Recipe
-from dtj.plan.start import config_map, script
 from dtj_trainer import contract
 
 _SCRIPT = "mpijob.sh"

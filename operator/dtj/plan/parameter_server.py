@@ -14,10 +14,10 @@ from dtj.api.parameter_server import CHIEF, EVALUATOR, PARAMETER_SERVER, PS, WOR
 from dtj.api.pod_template import program_of
 from dtj.api.shape import Replica, Shape, shape_of
 from dtj.api.spec import ChiefSpec, ReplicaSpec, Resources
+from dtj.plan.config_map import config_map
 from dtj.plan.model import Plan
 from dtj.plan.pods import HIDDEN_GPUS, headless_service, restoring_peers
 from dtj.plan.recipe import FromConfig, Recipe, Render, Value, address, in_cluster, rendered
-from dtj.plan.start import config_map
 from dtj_trainer import contract
 
 _DEFAULT_CHIEF = ChiefSpec(resources=Resources(**PARAMETER_SERVER.roles[CHIEF].resources))

@@ -20,10 +20,10 @@ from dtj.api.shape import Replica, shape_of
 from dtj.api.spec import StartedBy
 from dtj.api.torch_command import ACCELERATE, ENV_USE_CPU, missing_options
 from dtj.api.torch_distributed import WORKER, ranks_start
+from dtj.plan.config_map import config_map, script
 from dtj.plan.model import Plan
 from dtj.plan.pods import headless_service, ranks_info
 from dtj.plan.recipe import Host, Port, Recipe, Text, Value, address
-from dtj.plan.start import config_map, script
 from dtj_trainer import contract
 
 _FIRST_PORT, _PORTS = 29500, 100

@@ -17,7 +17,7 @@ from dtj.api.job import Job
 from dtj.api.pod_template import is_accelerator
 from dtj.api.spec import Accelerator
 from dtj.api.status import ConditionType, JobStatus, Phase, ProgressStatus
-from dtj.api.unreadable import AnyJob
+from dtj.api.stored_job import AnyJob
 from dtj.reconcile.view import Key
 from dtj.status.observed import Observed, Utilisation
 from dtj.status.pods import PodView

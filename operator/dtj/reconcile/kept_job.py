@@ -8,17 +8,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dtj.api.checking import MOST_ENTRIES, TOO_MANY_ENTRIES, beyond_limits
 from dtj.api.git_annotations import git_annotations, git_state_of
 from dtj.api.identity import other_manager_of
 from dtj.api.job import Fault
 from dtj.api.json_text import ObjectText, has_more_entries, members
+from dtj.api.manifest_check import MOST_ENTRIES, TOO_MANY_ENTRIES, beyond_limits
 from dtj.api.mpijob import LONGEST_QUEUE, QUEUE_ANNOTATIONS, QUEUE_LABELS
 from dtj.api.nesting import read_json
 from dtj.api.spec import MOST_REPLICAS
 from dtj.api.status import Phase
-from dtj.api.unreadable import NOT_KEPT, digest_of
-from dtj.reconcile.patch import merged
+from dtj.api.stored_job import NOT_KEPT, digest_of
+from dtj.reconcile.patch import patched
 
 _METADATA = (
     "name",
@@ -107,7 +107,7 @@ def with_status(job: Mapping[str, Any], answer: Mapping[str, Any], patch: Mappin
 
     job: the job before the change. answer: what the API server returned: the job, or its metadata alone.
     """
-    status = answer["status"] if "status" in answer else merged(job.get("status"), patch)
+    status = answer["status"] if "status" in answer else patched(job.get("status"), patch)
     if not isinstance(job, KeptJob):
         return keep({**job, "metadata": answer["metadata"], "status": status})
     # The answer to a write of the status, which was made for this version of the job: the spec has not changed.

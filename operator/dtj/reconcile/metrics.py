@@ -12,7 +12,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from dtj.api.reasons import FAILED, FAILURE_CLASSES, Reason
 from dtj.api.status import ConditionType, JobStatus, Phase
-from dtj.api.unreadable import AnyJob
+from dtj.api.stored_job import AnyJob
 from dtj.reconcile.job_series import JobSeries, job_figures, strategy_label, unix
 from dtj.reconcile.view import Key
 from dtj.status.observed import Observed

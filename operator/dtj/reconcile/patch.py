@@ -19,7 +19,7 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
     return patch
 
 
-def merged(old: Any, patch: Any) -> Any:
+def patched(old: Any, patch: Any) -> Any:
     """Return `old` with the patch applied, without a change of `old` or of the patch."""
     if not isinstance(patch, Mapping):
         return patch
@@ -28,5 +28,5 @@ def merged(old: Any, patch: Any) -> Any:
         if value is None:
             result.pop(key, None)
         else:
-            result[key] = merged(result.get(key), value)
+            result[key] = patched(result.get(key), value)
     return result

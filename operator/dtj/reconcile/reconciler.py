@@ -19,7 +19,7 @@ from typing import Any
 from dtj.api.job import Fault, Job
 from dtj.api.reasons import Reason
 from dtj.api.status import JobStatus, Phase
-from dtj.api.unreadable import AnyJob
+from dtj.api.stored_job import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan

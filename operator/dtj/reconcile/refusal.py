@@ -10,7 +10,7 @@ from zlib import crc32
 from dtj.api.identity import KIND
 from dtj.api.job import Fault, Manifest
 from dtj.api.reasons import Reason
-from dtj.api.unreadable import AnyJob
+from dtj.api.stored_job import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.actions import CREATIONS, Action
 from dtj.reconcile.view import controller_uid

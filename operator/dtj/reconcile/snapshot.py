@@ -9,7 +9,7 @@ from typing import Protocol
 
 from dtj.api.job import Fault, Job
 from dtj.api.status import JobStatus
-from dtj.api.unreadable import AnyJob
+from dtj.api.stored_job import AnyJob
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import Action
 from dtj.reconcile.view import Owned, OwnedDeployment

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from dtj.api.identity import GROUP, KIND, LABEL_JOB, LABEL_UID
 from dtj.api.job import Job
 from dtj.api.mpijob import MPIJOB_KIND
-from dtj.api.unreadable import AnyJob
+from dtj.api.stored_job import AnyJob
 from dtj.reconcile.kept_job import KeptJob
 from dtj.status.pods import PodView
 from dtj.status.record import RecordPod

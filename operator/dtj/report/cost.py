@@ -44,7 +44,9 @@ def read_price(text: str) -> Price:
         if not (match := _PRICE.fullmatch(price)):
             raise Unusable(f"{part.strip()!r} is not a price", _FORMS)
         if equals and role not in ROLES:
-            raise Unusable(f"{part.strip()!r} names no role", f"the roles are {enumerated(ROLES, 'and')}")
+            raise Unusable(
+                f"{part.strip()!r} does not name a role", f"the roles are {enumerated(ROLES, 'and')}"
+            )
         if role in amounts:
             raise Unusable(f"{text!r} has two prices for {role or 'every pod'}", _FORMS)
         amounts[role] = float(match["amount"])

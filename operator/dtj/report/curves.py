@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dtj.report.run import MetricsRow
 
 MOST_POINTS = 1000
-"""Points of one curve. A screen has fewer columns of pixels."""
+"""The largest number of points of a curve. A screen has fewer columns of pixels."""
 _MOST_CURVES = 40
 """The largest number of curves. A program may write any number of names."""
 _NO_MEASURES = {"step", "totalSteps", "epoch", "epochs", "attempt", "worldSize", "batchSize", "seed"}

@@ -44,7 +44,7 @@ class Entry:
     steps_per_second: Spread | None
     examples_per_second: Spread | None
     bandwidth: Spread | None
-    """Bytes a second that a rank gave to the exchange of gradients."""
+    """Bytes of gradients per second that a rank exchanged."""
     training_seconds: Spread | None
     estimated: bool
     total_seconds: Spread | None
@@ -54,7 +54,7 @@ class Entry:
     in_place: int
     """How many of the restarts were in place."""
     skipped: int
-    """The number of times that an example was left out of a training step because it can't be read."""
+    """The number of times that an example was left out of a training step because the example can't be read."""
     key: Mapping[str, Fact] = field(default_factory=dict)
     """The common facts of the runs of a group; empty for a single run."""
     comparison: Comparison | None = None
@@ -88,7 +88,7 @@ def groups_of(runs: Sequence[Summary], fields: Sequence[str], price: Price | Non
 
 
 def check_fields(runs: Sequence[Summary], fields: Sequence[str], options: Collection[str]) -> None:
-    """Raise Unusable for a field that no run has, and no program as an option."""
+    """Raise Unusable for a field that is neither a fact of a run nor an option of a program."""
     known = {name for run in runs for name, value in run.facts.items() if value is not None}
     for name in fields:
         if name not in known and name not in FIELDS and name not in options:

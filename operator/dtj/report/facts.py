@@ -78,7 +78,7 @@ def facts_of(run: Run, valid_spec: JobSpec | None) -> dict[str, Fact]:
 def pods_by_role(run: Run, spec: JobSpec | None, facts: Mapping[str, Fact]) -> dict[str, RolePods] | None:
     """Return the pods of each role that has pods; None if neither the status nor the spec of the job shows them.
 
-    The status comes first: `dtj scale` may have changed the numbers of job.yaml, and the status has the last ones.
+    The status comes first: `dtj scale` may have changed the numbers of pods after job.yaml was written.
     """
     counts: dict[str, int] = {}
     if run.status:

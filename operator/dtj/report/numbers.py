@@ -28,7 +28,7 @@ def number(value: Any) -> float | None:
 def number_text(value: float, digits: int = 4, size: float | None = None) -> str:
     """Return a number with at most so many significant digits, but with its whole part in full: 12,345 and 0.05.
 
-    size: decides whether the number has a power of ten; by default the number itself. On an axis it is the largest.
+    size: the number that decides whether a power of ten is written: by default value, on an axis the largest number.
     """
     if value == 0:
         return "0"

@@ -1,6 +1,6 @@
 """A report: runs, groups of runs, their comparison with a baseline, and notes for the reader.
 
-`dtj report` and the page of `dtj ui` make it. `tables`, `pictures`, `documents` and `data` show it.
+`dtj report` and the page of `dtj ui` make reports. `tables`, `pictures`, `documents` and `data` show a report.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def make_report(
 
 
 def _with_options(summary: Summary, options: Mapping[str, Fact], fields: Sequence[str]) -> Summary:
-    """Return a summary whose facts have the options of the program that are fields and no facts otherwise."""
+    """Return a summary with more facts: the values of the program's options that are fields of the report."""
     named = {name: options[name] for name in fields if name in options and summary.facts.get(name) is None}
     return replace(summary, facts={**summary.facts, **named})
 

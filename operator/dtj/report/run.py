@@ -54,7 +54,7 @@ class Run:
     """The rows in the order of writing."""
     evaluator_rows: Sequence[MetricsRow] = ()
     job: Mapping[str, Any] | None = None
-    """The job's manifest; None for a program that was started without one."""
+    """The job's manifest; None for a program that was started without a job."""
     status: JobStatus | None = None
     """The status of the job; None if only files exist."""
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
 
-from dtj.api.masking import masked, options_of_manifest, written_job
+from dtj.api.masking import masked, masked_job, options_of_manifest
 from dtj.api.status import Failure, JobStatus, Phase
 from dtj.api.yaml_text import dump
 from dtj.report import html
@@ -134,7 +134,7 @@ def _colour(number: int) -> str:
 
 
 _MOST_POINTS = 400
-"""Points of a curve. A drawing is some 600 pixels wide."""
+"""The largest number of points of a curve. A drawing is some 600 pixels wide."""
 _MOST_OPTIONS = 500
 
 
@@ -249,4 +249,4 @@ def _job(run: Run) -> Iterator[str]:
         rows = [(f"--{name}", value) for name, value in list(options.items())[:_MOST_OPTIONS]]
         yield html.table(Table("Options of the program", ["option", "value"], rows), words=True)
     yield "<h2>YAML</h2>"
-    yield f'<pre tabindex="0" aria-label="YAML of the job">{said(dump(written_job(run.job)))}</pre>'
+    yield f'<pre tabindex="0" aria-label="YAML of the job">{said(dump(masked_job(run.job)))}</pre>'

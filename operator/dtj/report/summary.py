@@ -63,7 +63,7 @@ class ProgramStart:
     def _moving(self) -> list[MetricsRow]:
         """Return the rows without those of an old step: dtj may read a step some time after the program wrote it."""
         rows: list[MetricsRow] = []
-        # Ignore rows without measurements if others have some: a progress bar may be that of a download.
+        # Ignore rows without measurements if other rows have some: a download's progress bar may have written them.
         measured = any(map(_is_measured, self.rows))
         for row in self.rows:
             if measured and SOURCE in row.values and not _is_measured(row):
@@ -114,7 +114,7 @@ def _is_measured(row: MetricsRow) -> bool:
 
 def _begins_anew(last: MetricsRow, row: MetricsRow) -> bool:
     other_attempt = row.values.get("attempt", 1) != last.values.get("attempt", 1)
-    # A smaller step in rows that dtj wrote is no restart: they come from several lines or files, which may be late.
+    # A smaller step in rows that dtj wrote is no restart: dtj may read the lines and files of a program late.
     went_back = row.step < last.step and SOURCE not in row.values
     return row.kind == "start" or other_attempt or went_back
 
@@ -171,7 +171,7 @@ class Summary:
     examples_per_second: Spread | None
     """Examples of all ranks together."""
     bandwidth: Spread | None
-    """Bytes a second that a rank gave to the exchange of gradients, over the run's intervals."""
+    """Bytes of gradients per second that a rank exchanged, over the run's intervals."""
     training_seconds: float | None
     """The time from the first row to the last row of rank 0 or the chief, without the time between attempts."""
     estimated: bool
@@ -188,7 +188,7 @@ class Summary:
     in_place: int = 0
     """How many of the restarts were in place."""
     skipped: int = 0
-    """The number of times that an example was left out of a training step because it can't be read."""
+    """The number of times that an example was left out of a training step because the example can't be read."""
     gpus: bool = False
     """Whether the job asks for GPUs, or its pods had some."""
     rank_steps: Sequence[RankSteps] = ()
@@ -306,7 +306,7 @@ def _accuracy(rows: Sequence[MetricsRow]) -> float | None:
 
 
 def _skipped(rows: Sequence[MetricsRow]) -> int:
-    """Return the sum of skipped examples over the training rows. A row has those since the previous row."""
+    """Return the sum of skipped examples over the training rows. A row counts the examples since the previous row."""
     found = (_amount(row.values.get("skippedExamples")) for row in rows if row.kind == "train")
     return int(sum(each or 0.0 for each in found))
 

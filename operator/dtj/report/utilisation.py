@@ -42,17 +42,17 @@ class RankUtilisation:
     cpu_limit: float | None
     """The pod's limit in processors."""
     memory: float | None
-    """The most bytes of all its processes: with shared memory counted once where that is known."""
+    """The largest memory of all its processes together, in bytes. Shared memory counts once where PSS is known."""
     read: float | None
     """Bytes from disks."""
     written: float | None
     pod_memory: float | None
-    """The most bytes of the pod."""
+    """The largest memory of the pod, in bytes."""
     pod_memory_limit: float | None
     gpu: float | None
     """The average utilisation of the pod's GPUs, 0 to 1."""
     gpu_memory: float | None
-    """The most bytes of one of the pod's GPUs."""
+    """The largest memory in use on one of the pod's GPUs, in bytes."""
     gpu_watts: float | None
     """The average power of one of the pod's GPUs."""
 
@@ -70,7 +70,7 @@ def files_to_read(sizes: Mapping[str, int]) -> list[str]:
 
 
 def read_lines(content: bytes) -> list[UtilisationLine]:
-    """Read a file of a pod. Lines that are none, such as one that a full disk cut off, are left out."""
+    """Read a file of a pod. Leave out invalid lines, such as a line that a full disk cut off."""
     return [line for text in content.splitlines() if (line := _line(text)) is not None]
 
 

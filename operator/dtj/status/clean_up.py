@@ -12,7 +12,7 @@ from dtj.api.reasons import STOPPED
 from dtj.api.shape import Shape, attempt_of
 from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import ConditionType, JobStatus
-from dtj.api.unreadable import AnyJob
+from dtj.api.stored_job import AnyJob
 from dtj.status.decision import Decision
 from dtj.status.draft import earlier
 from dtj.status.pods import PodSet, PodView

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dtj.api.shape import Shape
-from dtj.api.unreadable import AnyJob
+from dtj.api.stored_job import AnyJob
 from dtj.status.failure import SETTLE_SECONDS, is_complete
 from dtj.status.pods import Exit, PodSet, PodView
 from dtj.status.times import read_time, seconds_since

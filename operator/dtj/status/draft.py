@@ -25,7 +25,7 @@ from dtj.api.status import (
     Restarts,
     ResumedFromStatus,
 )
-from dtj.api.unreadable import AnyJob
+from dtj.api.stored_job import AnyJob
 from dtj.status.pods import PodSet
 from dtj.status.times import written_time
 

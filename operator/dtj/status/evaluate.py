@@ -16,7 +16,7 @@ from dtj.api.job import Fault, in_a_line
 from dtj.api.reasons import OperatorFailureClass, Reason
 from dtj.api.shape import Shape
 from dtj.api.status import ConditionType, Failure, JobStatus, Phase, ReplicaStatus
-from dtj.api.unreadable import AnyJob
+from dtj.api.stored_job import AnyJob
 from dtj.status.clean_up import after_the_end, counted_out, ends_pods, left_over, superseded
 from dtj.status.completed import with_completed, with_shown
 from dtj.status.decision import Decision, PodChanges

@@ -17,7 +17,7 @@ from dtj.api.status import (
     JobStatus,
     Phase,
 )
-from dtj.api.unreadable import AnyJob
+from dtj.api.stored_job import AnyJob
 from dtj.status.failure import describe
 from dtj.status.suspension import is_suspending
 

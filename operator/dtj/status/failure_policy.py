@@ -26,7 +26,7 @@ from dtj.api.status import (
     ProgressStatus,
     ReplicaStatus,
 )
-from dtj.api.unreadable import AnyJob
+from dtj.api.stored_job import AnyJob
 from dtj.status.completed import is_needed_again
 from dtj.status.draft import Draft
 from dtj.status.failure import (

@@ -11,7 +11,7 @@ from dtj.api.reasons import OperatorFailureClass, Reason
 from dtj.api.shape import Shape
 from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import ConditionType, Failure, JobStatus, Phase
-from dtj.api.unreadable import AnyJob
+from dtj.api.stored_job import AnyJob
 from dtj.status.clean_up import is_stopped, left_over
 from dtj.status.decision import Decision
 from dtj.status.draft import Draft

@@ -14,7 +14,7 @@ from dtj.api.job import Job
 from dtj.api.shape import Shape
 from dtj.api.spec import Resume
 from dtj.api.status import MOST_SKIPPED, ConditionType, JobStatus
-from dtj.api.unreadable import AnyJob
+from dtj.api.stored_job import AnyJob
 from dtj.status.completed import completed_without
 from dtj.status.decision import Decision
 from dtj.status.draft import Draft, replica_statuses

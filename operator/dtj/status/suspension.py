@@ -12,7 +12,7 @@ from dtj.api.reasons import Reason
 from dtj.api.shape import Shape
 from dtj.api.spec import Gang
 from dtj.api.status import ConditionStatus, ConditionType, JobStatus, Phase, ResumedFromStatus
-from dtj.api.unreadable import AnyJob, UnreadableJob
+from dtj.api.stored_job import AnyJob, UnreadableJob
 from dtj.status.decision import Decision, PodChanges
 from dtj.status.draft import Draft
 from dtj.status.failure import attempt_loss

@@ -1,4 +1,4 @@
-"""The answers of the page's API, as JSON. Types of the SDK and of the job's status are fields as they are.
+"""The answers of the page's API, as JSON. Types of the SDK and of the job's status are used unchanged.
 
 The routes in `jobs`, `artifacts`, `ranks` and `reports` return them; operator/page/src/api.ts reads them.
 """

@@ -1,6 +1,6 @@
 """The web application of `dtj ui`: the files of the page, the REST API below /api/v1, and the checks of each request.
 
-`__main__` serves it. The routes are in `jobs`, `artifacts`, `ranks` and `reports`.
+`__main__` serves the application. The routes are in `jobs`, `artifacts`, `ranks` and `reports`.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class Access:
             return _answer(HTTPStatus.MISDIRECTED_REQUEST, "the header Host does not name this server")
         origins = _all(scope, b"origin")
         if any(origin not in self._origins for origin in origins):
-            return _answer(HTTPStatus.FORBIDDEN, "the request comes from another page")
+            return _answer(HTTPStatus.FORBIDDEN, "the header Origin names another page than this server's")
         if not _is_small(_all(scope, b"content-length")):
             return _answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE)
         if scope["path"].startswith(API) and not self._has_token(scope):
             return _answer(
                 HTTPStatus.UNAUTHORIZED,
-                "the request needs the header `Authorization: Bearer TOKEN`; `dtj ui` prints the address with it",
+                "the request needs the header `Authorization: Bearer TOKEN`; `dtj ui` prints its address with TOKEN",
                 {"WWW-Authenticate": "Bearer"},
             )
         return None

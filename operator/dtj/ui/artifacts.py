@@ -84,7 +84,7 @@ def _epochs(rows: Sequence[MetricsRow]) -> list[tuple[int, float]]:
 
 
 MOST_BYTES = 16 << 20
-"""The number of bytes that are read: the end of the file. A row has some 150 bytes, in memory 600."""
+"""The number of bytes that are read at the end of the file. A row has about 150 bytes in the file, 600 in memory."""
 LONGEST_LINE = 64 << 10
 """The limit of a row in bytes. Objects in memory can be twenty times as large as their JSON."""
 _turn = threading.Lock()

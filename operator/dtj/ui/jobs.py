@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MOST_LINES = 5000
 _MOST_BYTES = 8 << 20
-"""The number of bytes that are read of each log in the bucket: its end."""
+"""The number of bytes that are read at the end of each log in the bucket."""
 _LONGEST_LINE = 4000
 """The number of characters of a line. A program may write a gigabyte without a line end."""
 _MOST_PAST = 1000

@@ -51,11 +51,11 @@ class MachineSources:
             self._kept = None
 
     def present(self, *, all_namespaces: bool) -> Sequence[DistributedTrainingJob]:
-        """See `Sources.present`."""
+        """See `JobSources.present`."""
         return local_jobs(self._home, None if all_namespaces else self.namespace)
 
     def past(self, query: HistoryQuery, limit: int) -> Sequence[PastJob]:
-        """See `Sources.past`."""
+        """See `JobSources.past`."""
         present = local_jobs(self._home, None)
         with self._histories() as histories:
             found = [
@@ -65,7 +65,7 @@ class MachineSources:
         return [job for job in found[:limit] if job.present is None]
 
     def past_options(self, limit: int) -> dict[str, dict[str, str]]:
-        """See `Sources.past_options`."""
+        """See `JobSources.past_options`."""
         options: dict[str, dict[str, str]] = {}
         with self._histories() as histories:
             for history in histories:
@@ -73,7 +73,7 @@ class MachineSources:
         return options
 
     def find(self, namespace: str, name: str, uid: str = "") -> Place:
-        """See `Sources.find`. Raises Unusable for what is no name of a job: the name is that of a folder."""
+        """See `JobSources.find`. Raises Unusable for an invalid name, which is also the name of a folder."""
         run = Runs(self._home).run(name, namespace)
         try:
             if uid in ("", run.manifest["metadata"]["uid"]):
@@ -88,7 +88,7 @@ class MachineSources:
         raise why
 
     def words(self, namespace: str | None) -> list[str]:
-        """See `Sources.words`."""
+        """See `JobSources.words`."""
         return [*(["-n", namespace] if namespace else []), "--local"]
 
     @contextmanager

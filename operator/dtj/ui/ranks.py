@@ -103,7 +103,7 @@ def _step_seconds(found: Artifacts) -> dict[str, float]:
 
 
 def _first(files: Sequence[str], parts: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the first files, up to MOST_OBJECTS."""
+    """Return the first files whose segments are at most MOST_OBJECTS objects together."""
     chosen, total = [], 0
     for file in files:
         total += len(parts[file])

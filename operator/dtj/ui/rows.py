@@ -1,4 +1,4 @@
-"""Makes the answers of the API about jobs. Only `view_of` reads: the place of a job.
+"""Makes the answers of the API about jobs. Only `view_of` sends requests, through the place of a job.
 
 `dtj.views` has the sentences. The routes are in `jobs`.
 """
@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Callable
 
-from dtj.api.masking import options_of, written_job
+from dtj.api.masking import masked_job, options_of
 from dtj.api.yaml_text import dump
 from dtj.client import DistributedTrainingJob, JobEvent, PastJob, Resume
 from dtj.client.past_job import written
@@ -95,7 +95,7 @@ def view_of(place: Place, words: Callable[[str | None], list[str]], *, changes: 
         )
     manifest = job.to_manifest()
     status = manifest.get("status", {})
-    file = written_job(manifest)
+    file = masked_job(manifest)
     return JobView(
         row=row,
         note=place.note(),
@@ -142,7 +142,7 @@ def again_of(job: DistributedTrainingJob, *, resume: bool, past: bool = False) -
     resume: whether the new run begins with the newest checkpoint of the job. past: whether the job is gone, and its
     ConfigMap with it. The new run then uses the archives in the bucket.
     """
-    manifest = written_job(job.to_manifest())
+    manifest = masked_job(job.to_manifest())
     manifest["metadata"]["name"] = _next_name(job.name)
     if run_policy := manifest["spec"].get("runPolicy"):
         run_policy.pop("suspend", None)

@@ -58,7 +58,7 @@ class JobSources(Protocol):
         """Return the client that changes jobs; None: the page changes nothing."""
 
     def present(self, *, all_namespaces: bool) -> Sequence[DistributedTrainingJob]:
-        """Return the jobs that are not of the past, of the namespace or of all namespaces."""
+        """Return the present jobs of the namespace, or of all namespaces."""
 
     def past(self, query: HistoryQuery, limit: int) -> Sequence[PastJob]:
         """Return jobs of the history that are not present. Raises Unusable if no history is known."""
@@ -69,7 +69,7 @@ class JobSources(Protocol):
     def find(self, namespace: str, name: str, uid: str = "") -> Place:
         """Return a present job, or the newest job of the name in the history.
 
-        uid: the job of this uid alone. Raises NotFound if neither has the job, or what the cluster answers.
+        uid: return only the job of this uid. Raises the cluster's error, such as NotFound, if neither has the job.
         """
 
     def words(self, namespace: str | None) -> list[str]:
@@ -77,7 +77,7 @@ class JobSources(Protocol):
 
 
 class BucketSources:
-    """Implements `Sources` for the history of a bucket."""
+    """Implements `JobSources` for the history of a bucket."""
 
     kind = SourceKind.BUCKET
     context: str | None = None
@@ -89,33 +89,33 @@ class BucketSources:
         self.namespace = namespace
 
     def present(self, *, all_namespaces: bool) -> Sequence[DistributedTrainingJob]:
-        """See `Sources.present`."""
+        """See `JobSources.present`."""
         del all_namespaces
         return []
 
     def past(self, query: HistoryQuery, limit: int) -> Sequence[PastJob]:
-        """See `Sources.past`."""
+        """See `JobSources.past`."""
         present = self._present(everywhere=True)
         with open_history(self.history, present) as history:
             found = history.jobs(query, limit=limit, present=present.jobs)
         return [job for job in found if job.present is None]
 
     def past_options(self, limit: int) -> dict[str, dict[str, str]]:
-        """See `Sources.past_options`."""
+        """See `JobSources.past_options`."""
         with self._opened() as history:
             return history.options(islice(history.entries(), limit))
 
     def find(self, namespace: str, name: str, uid: str = "") -> Place:
-        """See `Sources.find`."""
+        """See `JobSources.find`."""
         with self._opened() as history:
             return place_in(history, namespace, name, uid)
 
     def words(self, namespace: str | None) -> list[str]:
-        """See `Sources.words`."""
+        """See `JobSources.words`."""
         return ["-n", namespace] if namespace else []
 
     def _opened(self) -> History:
-        """Open the history that the user named, or else the one of the namespace's jobs in the cluster."""
+        """Open the history that the user named, or else the history of the namespace's jobs in the cluster."""
         return open_history(self.history, PresentJobs() if self.history else self._present(everywhere=False))
 
     def _present(self, *, everywhere: bool) -> PresentJobs:
@@ -125,7 +125,7 @@ class BucketSources:
 
 
 class ClusterSources(BucketSources):
-    """Implements `Sources` for the cluster of the user, and the history of a bucket."""
+    """Implements `JobSources` for the cluster of the user, and the history of a bucket."""
 
     kind = SourceKind.CLUSTER
     client: Client
@@ -141,11 +141,11 @@ class ClusterSources(BucketSources):
         self.context = context
 
     def present(self, *, all_namespaces: bool) -> Sequence[DistributedTrainingJob]:
-        """See `Sources.present`."""
+        """See `JobSources.present`."""
         return self.client.list(all_namespaces=all_namespaces)
 
     def find(self, namespace: str, name: str, uid: str = "") -> Place:
-        """See `Sources.find`."""
+        """See `JobSources.find`."""
         try:
             self.client.get(name, namespace=namespace, uid=uid or None)
             return ClusterPlace(self.client, name, namespace)
@@ -158,7 +158,7 @@ class ClusterSources(BucketSources):
             raise why from None
 
     def words(self, namespace: str | None) -> list[str]:
-        """See `Sources.words`."""
+        """See `JobSources.words`."""
         return ["-n", namespace, *(["--context", self.context] if self.context else [])] if namespace else []
 
     def _present(self, *, everywhere: bool) -> PresentJobs:

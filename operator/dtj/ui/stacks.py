@@ -162,7 +162,10 @@ class _Stack:
 
 
 def _stack(text: str) -> _Stack | None:
-    """Return the main thread of the first process that trains; of any other if none has a Python stack."""
+    """Return the main thread of the first process that trains, else of any process with a Python stack.
+
+    Without a Python stack, return the kernel's first line about a thread; None without such a line.
+    """
     processes = _PROCESS.split(text)[1:]
     found = [stack for process in processes if (stack := _main_thread(process.splitlines()[1:]))]
     if found:

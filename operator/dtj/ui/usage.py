@@ -32,7 +32,7 @@ class RankSample(NamedTuple):
     cores: float | None
     """Processors in use, on average."""
     memory: float | None
-    """Bytes at the end: with shared memory counted once where that is known."""
+    """Bytes in use at the end of the interval. Shared memory counts once where PSS is known."""
     read: float | None
     """Bytes from disks a second."""
     written: float | None

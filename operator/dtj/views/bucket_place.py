@@ -1,4 +1,4 @@
-"""A job as a `Place`, read from its prefix in the bucket. It still exists when the job is deleted from the cluster.
+"""A job as a `Place`, read from its prefix in the bucket. The prefix still exists after the job is deleted.
 
 `dtj.client.past_job` reads the records. This module sends no request to the API server.
 """
@@ -35,7 +35,7 @@ from dtj_trainer import contract
 from dtj_trainer.contract.history import END_FILE, RUN_FILE, IndexEntry
 
 _ENDED = "Ended"
-"""The phase that is shown for a pod of a past job: the record does not tell how each pod ended."""
+"""The phase that is shown for a pod of a past job: the record does not contain how each pod ended."""
 
 
 class BucketPlace:
@@ -79,7 +79,7 @@ class BucketPlace:
         return PastJob(entry, self._artifacts.uri, last_sign=self._last_sign)
 
     def job(self) -> DistributedTrainingJob:
-        """See `Place.job`. Without a recorded end, the status has what else the bucket shows."""
+        """See `Place.job`. Without a recorded end, the status is read from the checkpoints and the model."""
         manifest = manifest_of(self.past, self._job_file, self._run)
         if self.past.created.timestamp() == 0:
             del manifest["metadata"]["creationTimestamp"]
@@ -90,7 +90,8 @@ class BucketPlace:
     def note(self) -> str | None:
         """See `Place.note`."""
         if end := self.past.end:
-            return f"read from the bucket, as {end.by} recorded the job's end at {written(end.time)}"
+            by = f" by the pod {end.by}" if end.by else ""
+            return f"read from the bucket: the job's end was recorded{by} at {written(end.time)}"
         if self.past.fault:
             return f"read from the bucket: {self.past.fault}"
         if self._last_sign:
@@ -128,7 +129,9 @@ class BucketPlace:
     def logs(self, query: LogQuery) -> Iterator[LogLine]:
         """See `Place.logs`."""
         if query.follow:
-            raise Unusable("--follow can't be used with a job that is read from the bucket", "leave it out")
+            raise Unusable(
+                "--follow can't be used with a job that is read from the bucket", "leave out --follow"
+            )
         return bucket_log(self._artifacts, LogSelection(self.job().job, query))
 
     @cached_property

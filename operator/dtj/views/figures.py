@@ -1,6 +1,6 @@
 """The figures of a training's progress, and durations, as text. All functions are pure.
 
-The cells of tables in `cli` and the sentences have them. `dtj.report.numbers` has the rule for numbers.
+The tables of `cli` and the sentences of `sentences` show the figures. `dtj.report.numbers` has the rule for numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def figures(status: JobStatus) -> dict[str, str]:
         "rate": ("{}", rate_with_unit(progress)),
         "loss": ("loss {}", None if progress.loss is None else number_text(progress.loss)),
         "accuracy": ("accuracy {}", None if progress.accuracy is None else number_text(progress.accuracy)),
-        "source": ("by {}", _SOURCES.get(progress.source or "")),
+        "source": ("from {}", _SOURCES.get(progress.source or "")),
         "applied twice": ("{} batches applied twice", progress.applied_twice),
         "eta": ("ETA {}", None if ended or left is None else brief(left)),
     }

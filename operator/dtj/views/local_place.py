@@ -131,7 +131,7 @@ def _unless_replaced(run: Run, first: DistributedTrainingJob, what: str) -> Dist
 
 
 def local_jobs(home: Path, namespace: str | None) -> list[DistributedTrainingJob]:
-    """Return the jobs of the runs of a namespace, or of all. A run that another one replaces now is left out."""
+    """Return the jobs of the runs of a namespace, or of all. Leave out a run that another run is about to replace."""
     jobs = []
     for run in Runs(home).list():
         if namespace in (None, run.namespace):
@@ -162,7 +162,7 @@ class _Outputs:
         self._of_round = selection.query.round is not None
         self._logs: dict[str, LogRounds] = {}
         self._attempt = max((run.output_begin(replica)[0] for replica in run.outputs), default=0)
-        """The newest attempt at the first look. Only its lines are read if the query has a round."""
+        """The newest attempt at the first read. If the query has a round, only the lines of this attempt are read."""
 
     def last(self, tail: int | None, tail_bytes: int | None) -> Iterator[LogLine]:
         """Return the present output: the last `tail` lines of each replica, in its last `tail_bytes`."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Read = Callable[[str], bytes]
 """A function that returns the content of a file of one run. Raises NotFound."""
 Sizes = Callable[[str], Mapping[str, int]]
-"""A function that returns the bytes of each file of one run below a folder."""
+"""A function that returns the size in bytes of each file of one run below a folder."""
 _NO_NAME = re.compile(r"[^\w. ()-]+", re.ASCII)
 _UNKNOWN = "The state of the run is not known: there is no record of its end"
 

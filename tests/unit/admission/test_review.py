@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtj.admission.review import Malformed, review
-from dtj.api.checking import MOST_ENTRIES
 from dtj.api.crd import custom_resource_definition
 from dtj.api.identity import GROUP, KIND, VERSION
 from dtj.api.immutable import forbidden_changes
 from dtj.api.job import Manifest, read_job
+from dtj.api.manifest_check import MOST_ENTRIES
 from tests.unit.support.admission import WRONG, job, request
 from tests.unit.support.bad_jobs import BadJob, bad_jobs
 from tests.unit.support.cel import holds
@@ -358,7 +358,7 @@ def test_a_job_of_too_many_fields_is_refused_before_anything_is_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checked: list[Mapping[str, Any]] = []
-    monkeypatch.setattr("dtj.api.checking.read_job", lambda job: checked.append(job) or read_job(job))
+    monkeypatch.setattr("dtj.api.manifest_check.read_job", lambda job: checked.append(job) or read_job(job))
     most = MOST_ENTRIES
     refused = answer("CREATE", job(args=["x"] * most))
 

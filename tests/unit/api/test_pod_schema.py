@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj.api.checking import check
 from dtj.api.job import Manifest, read_job
 from dtj.api.job_file import read_job_file
+from dtj.api.manifest_check import check
 from dtj.api.pod_template_rules import REPLICA_POD, TENSORBOARD_POD, _definition, _definitions, pod_faults
 from dtj.api.validation import faults
 from dtj.cli.plan_summary import print_summary

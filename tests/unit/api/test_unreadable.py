@@ -15,7 +15,7 @@ from dtj.api.identity import KIND
 from dtj.api.job import Job
 from dtj.api.parameter_server import PARAMETER_SERVER
 from dtj.api.spec import CleanPodPolicy, RunPolicy
-from dtj.api.unreadable import UnreadableJob, read_stored_job
+from dtj.api.stored_job import UnreadableJob, read_stored_job
 from tests.unit.support.jobs import manifest
 from tests.unit.support.measured import MeasuredWorld
 from tests.unit.support.programs import endless

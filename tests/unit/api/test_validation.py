@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtj.api.checking import check
 from dtj.api.job import Fault, InvalidJob, read_job
+from dtj.api.manifest_check import check
 from dtj.api.shown import shown
 from dtj.api.spec import JobSpec
 from dtj.api.strategies import RULES

@@ -93,7 +93,7 @@ def test_output_that_only_the_bucket_has_does_not_hide_the_outcome(
     monkeypatch.setattr(client, "logs", unreadable)
     monkeypatch.setattr(client, "get", lambda *_, **__: job("Succeeded", "fresh"))
     result = call("submit", file)
-    assert "the output can't be read: no credentials for s3://training/jobs" in result.stderr
+    assert "can't be read: no credentials for s3://training/jobs" in result.stderr
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "fresh, Succeeded, attempt 1")
 
     monkeypatch.setattr(client, "get", lambda *_, **__: job("Running", "fresh"))
@@ -155,7 +155,7 @@ def test_a_script_becomes_a_job_with_its_folder(client: type[FakeClient], folder
     assert result.stderr.splitlines()[:3] == [
         "train.py:1: import torch.distributed as dist → strategy TorchDistributed",
         f"{folder}: 2 files, {len(client.archive or b'')} B packed",
-        "left out by patterns: .git/",
+        "left out by .dtjignore and the default patterns: .git/",
     ]
     assert "need S3 credentials" in result.stderr
     job = client.jobs[name]

@@ -84,7 +84,7 @@ def test_the_program_reaches_its_store_and_no_other(tmp_path: Path, monkeypatch:
     own = seen()
     assert {own["AWS_PROFILE"], own["AWS_SECRET_ACCESS_KEY"], own["DTJ_S3_SSE"]} == {"mine"}
     shown.unlink()
-    with pytest.raises(Unusable, match="one program reaches only one store"):
+    with pytest.raises(Unusable, match="a command uses one store"):
         run(python(write), [STORE, {**STORE, "AWS_ACCESS_KEY_ID": "other"}])
     assert not shown.exists()
 

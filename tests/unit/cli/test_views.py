@@ -167,7 +167,7 @@ def test_the_status_says_from_which_checkpoints_the_job_goes_on() -> None:
     facts = {line[:12].strip(): line[12:] for line in shown}
     assert facts["Went back"] == f"to {prefix}/20, for attempt 3"
     assert facts["Skipped"] == f"{prefix}/30-3, {prefix}/25-3: no attempt that restored them has made a step"
-    assert facts["In the pod"] == "checkpoint 35 is complete in the pod, and none is in the bucket"
+    assert facts["In the pod"] == "checkpoint 35 is complete in the pod; the bucket has none yet"
 
 
 def test_a_list_of_all_namespaces_names_them() -> None:

@@ -134,7 +134,7 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.T
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (tar_of(entry("/etc/passwd")), "'/etc/passwd' is an absolute name"),
+        (tar_of(entry("/etc/passwd")), "'/etc/passwd' is an absolute path: a name must be"),
         (tar_of(entry("a/../../b")), "'a/../../b' leads out of the folder"),
         (tar_of(entry("a", tarfile.SYMTYPE, "/etc")), "'a' is a link: only files and folders are allowed"),
         (tar_of(entry("a", tarfile.LNKTYPE, "b")), "'a' is a hard link"),
@@ -183,10 +183,10 @@ def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(code_archive, "MOST_ENTRIES", 50)
     entries = b"".join(bomb(f"{number}", 0) for number in range(51))
     assert refused(tmp_path, gzip.compress(entries)).startswith(
-        "there are at least 51 files and folders, and may be 50"
+        "there are at least 51 files and folders, and the maximum is 50"
     )
     padded = gzip.compress(entry("a").tobuf(tarfile.GNU_FORMAT) + bytes(2 * 1024**2))
-    assert refused(tmp_path, padded) == "the archive has more bytes after its end"
+    assert refused(tmp_path, padded) == "the archive has more bytes after its end-of-archive entry"
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_what_stays_out_of_a_folder(tmp_path: Path) -> None:
         ".hidden", "keep.log", "link.py", "needed.bin", "pkg", "pkg/a.py", "train.py",
     ]  # fmt: skip
     assert [(each.name, each.why) for each in chosen.left_out] == [
-        ("large.bin", "11 MiB; `!large.bin` in .dtjignore includes it"),
+        ("large.bin", "large (11 MiB); `!large.bin` in .dtjignore includes it"),
         ("venv/", "a Python environment"),
     ]
 

@@ -80,7 +80,9 @@ def test_large_packages_need_a_bucket(tmp_path: Path) -> None:
     assert found.packages is not None
     assert found.packages.config_map is None
     assert found.packages.uri == f"s3://bucket/jobs/_code/{packed.digest[7:]}.tar.gz"
-    with pytest.raises(Unusable, match=r"of packages has [\d,]+ bytes, and a ConfigMap takes 524,288"):
+    with pytest.raises(
+        Unusable, match=r"of packages has [\d,]+ bytes, and a ConfigMap takes at most 524,288"
+    ):
         packed_packages(wheels, io.BytesIO(), code, None)
 
 

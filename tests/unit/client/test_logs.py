@@ -124,8 +124,8 @@ def test_a_worker_that_the_job_has_no_longer_keeps_its_lines() -> None:
     ("job", "choice", "message"),
     [
         (PS, {"rank": 0}, "has no ranks"),
-        ({}, {"role": "ps"}, "strategy Horovod has no ps: its roles are launcher, worker"),
-        ({}, {"rank": 0, "role": "worker"}, "not both"),
+        ({}, {"role": "ps"}, "strategy Horovod has no role ps: its roles are launcher, worker"),
+        ({}, {"rank": 0, "role": "worker"}, "can't be combined"),
         ({}, {"index": 0}, "an index needs a role"),
     ],
 )

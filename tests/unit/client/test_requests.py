@@ -152,7 +152,7 @@ async def test_what_a_newer_operator_wrote_can_be_read(server: HttpCluster, clie
     [
         (
             (403, "Forbidden", 'distributedtrainingjobs.dtj.dev is forbidden: User "jane" cannot list it'),
-            'the cluster does not allow this: User "jane" cannot list it',
+            'the cluster does not allow the request: User "jane" cannot list it',
         ),
         ((500, "InternalError", "etcd is away"), "answered 500 InternalError: etcd is away"),
     ],
@@ -170,7 +170,7 @@ async def test_a_refusal_is_told_in_one_line(
 async def test_a_cluster_without_dtj_says_so(server: HttpCluster, client: AsyncClient) -> None:
     server.installed = False
     for request in (client.list(), client.submit(a_job()), client.delete("mnist"), client.wait("mnist")):
-        with pytest.raises(Unreachable, match="does not know DistributedTrainingJobs") as caught:
+        with pytest.raises(Unreachable, match="does not serve DistributedTrainingJobs") as caught:
             await request
         assert "dtj doctor" in str(caught.value.remedy)
 
@@ -369,7 +369,7 @@ async def test_a_job_that_does_not_get_suspended_in_time_goes_on(
 
 @pytest.mark.parametrize(
     ("replicas", "message"),
-    [({"ps": 1}, "mnist has no ps"), ({"worker": 0}, "worker.replicas"), ({}, "no role")],
+    [({"ps": 1}, "mnist has no role ps"), ({"worker": 0}, "worker.replicas"), ({}, "no role")],
 )
 async def test_a_size_that_a_job_cant_have_is_refused_before_it_is_suspended(
     server: HttpCluster, client: AsyncClient, replicas: dict[str, int], message: str

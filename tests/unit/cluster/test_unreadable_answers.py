@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from dtj.api.checking import check
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.job import Manifest
+from dtj.api.manifest_check import check
 from dtj.api.nesting import MOST_LEVELS, TOO_DEEP, read_json
 from dtj.cluster.api import KubernetesApi
 from dtj.cluster.kubernetes_client import client

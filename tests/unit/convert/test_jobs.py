@@ -29,8 +29,8 @@ from dtj.cli import main
 from dtj.convert.job import convert, is_job, ways
 from dtj.convert.mpirun import NoProgram, parse_launch
 from dtj.convert.notes import Conversion
+from dtj.plan.config_map import START
 from dtj.plan.job import plan_job
-from dtj.plan.start import START
 from tests.unit.support.pods import kubelet_environment
 
 JOBS = Path(__file__).parents[2] / "convert_jobs"
@@ -423,7 +423,7 @@ WRAPPED = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"}
             "AppWrapper",
             {},
             "AppWrapper",
-            "convert what it wraps, from a file",
+            "convert the wrapped job from a file",
         ),
         (
             "workload.codeflare.dev/v1beta2",
@@ -483,7 +483,7 @@ def test_a_date_is_text_as_in_kubernetes() -> None:
     [
         ("", "-: has no job of Kubeflow or torchx"),
         ("a: 1\n", "has no job of Kubeflow or torchx, only an object without kind"),
-        ("- 1\n", "not all documents are Kubernetes objects"),
+        ("- 1\n", ":1: the YAML document is not a Kubernetes object"),
         ("a: 1\nb: 2\na: 3\n", "-:3: a: given twice, on line 1 already"),
         ("a: b: c\n", "-:1: invalid YAML: "),
         ("a: " + 1000 * "[", "nested too deeply"),

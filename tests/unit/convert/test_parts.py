@@ -24,9 +24,9 @@ from dtj.convert.mpi import NeverStarts, Uneven, ranks_of_each_worker
 from dtj.convert.mpirun import parse_launch
 from dtj.convert.notes import Conversion
 from dtj.convert.replicas import COMMAND_GIVEN
+from dtj.plan.config_map import START
 from dtj.plan.job import plan_job
 from dtj.plan.pods import trainer_container
-from dtj.plan.start import START
 from tests.unit.support.conversions import read, refusals
 from tests.unit.support.mpirun_options import EVEN, NEVER, UNEVEN, WORKERS
 

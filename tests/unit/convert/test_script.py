@@ -52,7 +52,7 @@ def test_a_script_is_recognized_by_what_it_uses(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("import torch", "train.py imports no library of distributed training that dtj knows"),
+        ("import torch", "train.py imports no library of distributed training that shows the strategy"),
         ("from transformers import TrainingArguments", "train.py imports no library"),
         ("from torch.utils.data.distributed import DistributedSampler", "train.py imports no library"),
         ("import tensorflow as tf\ns = tf.distribute.MirroredStrategy()", "train.py imports no library"),

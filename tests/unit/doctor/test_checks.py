@@ -86,13 +86,13 @@ def test_a_crd_of_another_version_is_told_with_its_fields() -> None:
     spec["image"]["description"] = "said in other words"
     check = cluster_check("CRD", crd=crd)
     assert check.verdict == "failed"
-    assert check.message.endswith(": spec.runPolicy.suspend")
+    assert check.message.endswith(" in spec.runPolicy.suspend")
 
 
 @pytest.mark.parametrize(
     ("found", "verdict", "part"),
     [
-        ({"served": False, "crd": None}, "failed", "does not know"),
+        ({"served": False, "crd": None}, "failed", "does not serve"),
         ({"crd": Unread("forbidden")}, "warning", "can't be read"),
     ],
 )
@@ -315,7 +315,7 @@ def quota(hard: Manifest, used: Manifest | None = None, **spec: Any) -> Manifest
 @pytest.mark.parametrize(
     ("hard", "used", "verdict", "message"),
     [
-        ({"pods": "10"}, {"pods": "7"}, "ok", "the job fits into team"),
+        ({"pods": "10"}, {"pods": "7"}, "ok", "the job fits into ResourceQuota team"),
         ({"pods": "10"}, {"pods": "8"}, "failed", "team leaves pods 2 of pods 10, the job asks for pods 3"),
         ({f"requests.{GPU}": "2"}, {f"requests.{GPU}": "1"}, "failed", f"the job asks for requests.{GPU} 2"),
         ({"count/pods": "2"}, {}, "failed", "the job asks for count/pods 3"),
@@ -325,7 +325,7 @@ def quota(hard: Manifest, used: Manifest | None = None, **spec: Any) -> Manifest
             "warning",
             "team limits limits.memory, so every container must set limits.memory",
         ),
-        ({"requests.storage": "1Ti"}, {}, "ok", "the job fits into team"),
+        ({"requests.storage": "1Ti"}, {}, "ok", "the job fits into ResourceQuota team"),
     ],
 )
 def test_quotas(hard: Manifest, used: Manifest, verdict: str, message: str) -> None:

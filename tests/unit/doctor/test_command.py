@@ -22,9 +22,9 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from dtj.admission.review import review
-from dtj.api.checking import check as checked
 from dtj.api.crd import custom_resource_definition
 from dtj.api.job import Manifest
+from dtj.api.manifest_check import check as checked
 from dtj.cli.main import app
 from dtj.doctor import examine as examination
 from dtj.doctor.examine import examine
@@ -184,7 +184,7 @@ async def test_code_that_no_job_uses_is_named(server: Server) -> None:
     assert told(await examine(None)) == WELL
     configs += [config("left-b"), config("left-a")]
     assert told(checks := await examine(None)) == [*WELL, ("code", "warning")]
-    assert checks[-1].message == "2 ConfigMaps have code of no job: left-a, left-b"
+    assert checks[-1].message == "2 ConfigMaps have code that no job uses: left-a, left-b"
     assert checks[-1].remedy == "kubectl -n ml delete configmap left-a left-b"
     server.answers[CONFIGS] = 403
     assert told(await examine(None)) == WELL

@@ -353,7 +353,7 @@ def test_a_namespace_leads_nowhere_but_below_the_folder_of_runs(namespace: str, 
     text = FILE.replace("{name: stub}", f'{{name: stub, namespace: "{namespace}"}}')
 
     assert [fault.field for fault in read_job_file(text, "job.yaml").faults] == ["metadata.namespace"]
-    with pytest.raises(Unusable, match="is not a valid namespace and name of a job"):
+    with pytest.raises(Unusable, match="is not a valid namespace"):
         Runs(tmp_path).run("stub", namespace)
-    with pytest.raises(Unusable, match="is not a valid namespace and name of a job"):
+    with pytest.raises(Unusable, match="is not a valid name of a job"):
         Runs(tmp_path).run("..", "default")

@@ -343,7 +343,7 @@ def test_a_run_ends_what_an_earlier_run_left_whose_guard_was_killed_too(
         assert len(left) >= 3, "the replicas live on"
         code, out, err = start("").ended()
         assert code == 0, (out, err)
-        assert f"were left, and are told to save and end: {', '.join(map(str, sorted(left)))}" in out
+        assert f"still run: dtj ends them, after they have saved: {', '.join(map(str, sorted(left)))}" in out
         assert (run.marks / "chief-told").exists()
         assert [pid for pid in (*left, hidden) if is_alive(pid)] == []
         assert not shared.exists()

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj.api.checking import check
 from dtj.api.job import Job, read_job
+from dtj.api.manifest_check import check
 from dtj.api.status import Condition, Conditions, JobStatus
 from dtj.plan.job import plan_job
 from dtj.plan.pods import history_of, spec_digest, trainer_container

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from dtj.plan.config_map import script as script_text
 from dtj.plan.horovod import SCRIPTS, sshd_config
-from dtj.plan.start import script as script_text
 from dtj_trainer.contract import RANK_EXIT_MARKER, SSH_PORT
 from tests.patience import PATIENCE
 

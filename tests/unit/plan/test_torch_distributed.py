@@ -29,10 +29,10 @@ from dtj.api.torch_distributed import VARIABLES
 from dtj.api.validation import faults
 from dtj.local.plan import Place, container_ports, local_plan
 from dtj.plan import torch_distributed
+from dtj.plan.config_map import START, script
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.plan.pods import ranks_info, trainer_container
-from dtj.plan.start import START, script
 from dtj_trainer import contract
 from tests.patience import PATIENCE
 from tests.unit.support.jobs import UID, job

@@ -14,8 +14,8 @@ from math import inf
 import pytest
 from prometheus_client.samples import Sample
 
-from dtj.api.checking import check
 from dtj.api.job import Fault, Manifest
+from dtj.api.manifest_check import check
 from dtj.status.observed import read_report
 from tests.bench import big_jobs, neighbours, soak
 from tests.bench.big_jobs import LARGEST, Size, largest

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from dtj.api.checking import MOST_ENTRIES
 from dtj.api.identity import API_VERSION, KIND, LABEL_JOB, LABEL_RECORD
 from dtj.api.job import Manifest, read_job
 from dtj.api.json_text import ObjectText
+from dtj.api.manifest_check import MOST_ENTRIES
 from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
 from dtj.api.nesting import MOST_LEVELS, TOO_DEEP
-from dtj.api.unreadable import NOT_KEPT, UnreadableJob, read_stored_job
+from dtj.api.stored_job import NOT_KEPT, UnreadableJob, read_stored_job
 from dtj.cluster.port import Selection
 from dtj.plan.tensorboard import ANNOTATION_DIGEST
 from dtj.reconcile import informers as informers_module

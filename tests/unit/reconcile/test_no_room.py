@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dtj.api.job import Manifest
-from dtj.api.unreadable import read_stored_job
+from dtj.api.stored_job import read_stored_job
 from dtj.reconcile import memory, reconciler
 from dtj.reconcile import memory as memory_module
 from dtj.reconcile.job_cache import no_room

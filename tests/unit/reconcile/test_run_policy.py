@@ -20,7 +20,7 @@ from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import connect
 from dtj.reconcile.informers import Informers, Lister
-from dtj.reconcile.patch import merged
+from dtj.reconcile.patch import patched
 from dtj.status.pods import view_pod
 from tests.unit.support.http_cluster import http_cluster
 from tests.unit.support.jobs import stored
@@ -54,7 +54,7 @@ def patch(world: World, **policy: Any) -> None:
     """What `kubectl patch` does to the job's run policy."""
 
     def change(job: Manifest) -> None:
-        job["spec"]["runPolicy"] = merged(job["spec"]["runPolicy"], policy)
+        job["spec"]["runPolicy"] = patched(job["spec"]["runPolicy"], policy)
         job["metadata"]["generation"] += 1
 
     world.cluster.change(JOB, change)

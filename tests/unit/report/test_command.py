@@ -225,4 +225,4 @@ def test_of_a_folder_without_metrics_the_folder_is_named(
     code, _, err = dtj("adir")
 
     assert code == 3
-    assert err.startswith("dtj: the folder adir has no metrics.jsonl, and as the name of a job: ")
+    assert err.startswith("dtj: the folder adir has no metrics.jsonl, and no job adir was found: ")

@@ -52,7 +52,8 @@ ENV_WORLD_SIZE = "DTJ_WORLD_SIZE"
 ENV_SLOTS_PER_WORKER = "DTJ_SLOTS_PER_WORKER"
 ENV_START_BARRIER = "DTJ_START_BARRIER"
 """`host:port` of the pod with rank 0, where the pods of a TorchDistributed job wait until all of them are ready to
-start their ranks; unset: a pod starts its ranks at once. In a Horovod job that restarts in place: of the launcher."""
+start their ranks; unset: a pod starts its ranks at once. In a Horovod job that restarts in place, `host:port` is that
+of the launcher."""
 ENV_ROUND = "DTJ_ROUND"
 """The number of restarts in place before the start of this rank."""
 ENV_GPUS = "DTJ_GPUS"
@@ -180,7 +181,8 @@ PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FIL
 becomes the value of the rank: the operator's plan keeps the kubelet from expanding it."""
 
 PER_ROUND_VARIABLES = ("MASTER_PORT", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT", "TORCHELASTIC_RESTART_COUNT")
-"""The same for the variables that dtj-launch sets for each round of a job whose ranks are restarted in place."""
+"""The variables that dtj-launch sets for each round of a job whose ranks are restarted in place. `$(NAME)` becomes
+the value of the round, as for PER_RANK_VARIABLES."""
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
@@ -252,7 +254,7 @@ def checkpoints() -> PurePosixPath:
     return PurePosixPath(os.environ.get(ENV_CHECKPOINTS_DIR) or root() / CHECKPOINTS)
 
 
-# Names below `root()`:
+# These constants are paths of files and folders, relative to `root()`.
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 MODEL = "model"
@@ -265,12 +267,13 @@ DATA_CACHE = "data-cache"
 """Blocks of data sets, and files of restored checkpoints, on the volume of `spec.data.cache`. Never uploaded."""
 LOGS = "logs"
 STACKS_FILES = "stacks-*.txt"
-"""Stacks that a POST to /stacks wrote to LOGS; `stacks-<rank>-<n>.txt`, or with `<role>-<index>` as the name."""
+"""Stacks that a POST to /stacks wrote to LOGS: `stacks-<rank>-<n>.txt`, or `stacks-<role>-<index>-<n>.txt` for a
+program that is no rank. `<n>` counts the dumps."""
 METRICS_FILE = "metrics.jsonl"
 EVALUATOR_METRICS_FILE = "metrics-evaluator.jsonl"
 """The evaluator's METRICS_FILE in the bucket, beside the chief's."""
 UTILISATION = "utilisation"
-"""What the programs of the pod use: `<role>-<index>.jsonl`, and event files."""
+"""Samples of the resources that the programs of the pod use: `<role>-<index>.jsonl`, and event files."""
 RUN = "run"
 """A folder in memory for files of the running pod. Never uploaded."""
 FOLDERS = (CHECKPOINTS, TENSORBOARD, MODEL, DATA, LOGS, RUN)
@@ -286,7 +289,7 @@ TORCH_ERROR_FILE = "run/torch-error-{rank}.json"
 exception of a rank into the file."""
 
 TRACKING_FILE = "tracking.json"
-"""The job's run at a tracking server, and what was sent there. Also the name in the bucket."""
+"""The job's run at a tracking server, and what was sent there. The file has the same name in the bucket."""
 TRACKED_RUN_FILE = "run/tracked-run.json"
 """The run at the tracking server. dtj-launch sets variables of rank 0 from this file."""
 

@@ -45,7 +45,7 @@ class CodeError(Exception):
 
 @dataclass(frozen=True)
 class Packed:
-    """What an archive has."""
+    """The digest, the sizes and the number of entries of an archive."""
 
     digest: str
     """`sha256:` and the SHA-256 of the archive in hex digits."""
@@ -191,12 +191,15 @@ def _headers(stream: BinaryIO) -> Iterator[tarfile.TarInfo]:
         count += 1
         _check_count(count)
         if info.type not in (*_FILE_TYPES, tarfile.DIRTYPE):
-            kind = _KINDS.get(info.type, f"an entry of type {info.type!r}")
+            if kind := _KINDS.get(info.type):
+                raise CodeError(f"{shown(info.name)} is {kind}: only files and folders are allowed")
             raise CodeError(
-                f"{shown(info.name)} is {kind}: only files and folders are allowed (tar --format=gnu)"
+                f"{shown(info.name)} is an entry of type {info.type!r}, which is neither a file nor a folder: "
+                "pack the archive with tar --format=gnu"
             )
         if info.size < 0 or (info.isdir() and info.size):
-            raise CodeError(f"{shown(info.name)} has the impossible size {info.size:,}")
+            kind = "folder" if info.isdir() else "file"
+            raise CodeError(f"the header of the {kind} {shown(info.name)} has the invalid size {info.size:,}")
         yield info
 
 
@@ -226,7 +229,7 @@ def _write(path: Path, stream: BinaryIO, info: tarfile.TarInfo) -> None:
 def _check_end(stream: BinaryIO) -> None:
     """Accept the zeros by which tar fills its last record. Raises CodeError for anything else."""
     if any(stream.read(_CHUNK)) or stream.read(1):
-        raise CodeError("the archive has more bytes after its end")
+        raise CodeError("the archive has more bytes after its end-of-archive entry")
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:
@@ -245,7 +248,7 @@ def _parts(name: str) -> tuple[str, ...]:
     Raises CodeError for a name that leaves this folder.
     """
     if name.startswith("/"):
-        raise CodeError(f"{shown(name)} is an absolute name")
+        raise CodeError(f"{shown(name)} is an absolute path: a name must be relative to the folder")
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if ".." in parts:
         raise CodeError(f"{shown(name)} leads out of the folder")
@@ -253,8 +256,12 @@ def _parts(name: str) -> tuple[str, ...]:
         too_long = len(name.encode()) > _NAME_BYTES or any(len(part.encode()) > 255 for part in parts)
     except UnicodeEncodeError:
         raise CodeError(f"the name {shown(name)} is not UTF-8") from None
-    if too_long or "\0" in name:
-        raise CodeError(f"{shown(name)} is not a valid file name")
+    if too_long:
+        raise CodeError(
+            f"the name {shown(name)} is too long: a path has at most {_NAME_BYTES:,} bytes, and each part of it 255"
+        )
+    if "\0" in name:
+        raise CodeError(f"the name {shown(name)} contains a NUL byte")
     return parts
 
 
@@ -265,7 +272,9 @@ def shown(name: str) -> str:
 
 def _check_count(count: int) -> None:
     if count > MOST_ENTRIES:
-        raise CodeError(f"there are at least {count:,} files and folders, and may be {MOST_ENTRIES:,}")
+        raise CodeError(
+            f"there are at least {count:,} files and folders, and the maximum is {MOST_ENTRIES:,}"
+        )
 
 
 class _Hashing:

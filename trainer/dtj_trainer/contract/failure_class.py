@@ -1,7 +1,7 @@
-"""The failures that a container can know of itself. Standard library only.
+"""The failures that a container can detect itself. Standard library only.
 
 A class is `class` in the termination message and in FAILURE_FILE (`dtj_trainer.contract`), and
-`status.failure.class` of the job. `dtj.api.reasons` has the classes that only the operator can tell.
+`status.failure.class` of the job. `dtj.api.reasons` has the classes that only the operator can detect.
 docs/troubleshooting.md describes all of them for users; a test compares the two.
 """
 

@@ -1,4 +1,4 @@
-"""What a job leaves in the bucket of its course: `run.json`, `end.json`, and its entry in the index. Pure.
+"""The record that a job leaves in its bucket: `run.json`, `end.json`, and the job's entry in the index. Pure.
 
 A pod that claims the job's prefix writes `run.json`. The pod whose success is the job's success, or else the
 operator's record pod, writes `end.json`. `docs/history.md` describes the same.
@@ -291,7 +291,7 @@ def _is_attempt(entry: object) -> bool:
 
 
 def begun_at(run: Mapping[str, Any]) -> str | None:
-    """Return when the first attempt in a RUN_FILE began; None where the file names none."""
+    """Return when the first attempt in a RUN_FILE began; None where the file names no attempt."""
     attempts = run.get("attempts")
     found = [each["time"] for each in attempts if _is_attempt(each)] if isinstance(attempts, list) else []
     return found[0] if found else None
@@ -300,7 +300,7 @@ def begun_at(run: Mapping[str, Any]) -> str | None:
 def success_record(
     history: History, by: str, attempt: int, begun: str | None, time: str, report: Mapping[str, Any]
 ) -> EndRecord:
-    """Return the END_FILE of a job that has just succeeded, by what its deciding pod knows.
+    """Return the END_FILE of a job that has just succeeded, as the pod whose success is the job's success writes it.
 
     by: `<role>-<index>` of the pod. begun: when the first attempt began; the start in `history` takes precedence.
     time: RFC 3339. report: the pod's last progress, artifacts and restarts in place.
@@ -339,7 +339,7 @@ def success_record(
 
 
 def _with_in_place(before: Mapping[str, int], in_place: Any) -> dict[str, int]:
-    """Return `status.restarts` with those in place of the present attempt, which the operator may not have counted.
+    """Return `status.restarts` plus the present attempt's restarts in place, which the operator may not have counted.
 
     before: `status.restarts` at the begin of the attempt. in_place: the RoundRestarts of a report; None: none.
     """

@@ -1,4 +1,7 @@
-"""What an archive of `spec.code.packages` says of its wheels, in a file beside the wheels. Standard library only."""
+"""The file beside the wheels in an archive of `spec.code.packages`, which names the image that the wheels are for.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ class PackageSet:
         """Read the text of the file. Raises ValueError for anything else."""
         value = json.loads(text)
         if not isinstance(value, dict) or not isinstance(value.get("python"), str):
-            raise ValueError("it names no version of Python")
+            raise ValueError("the field `python` must be a version of Python such as 3.11")
         image = value.get("image", {})
         if not isinstance(image, dict) or not all(isinstance(version, str) for version in image.values()):
-            raise ValueError("`image` does not name versions")
+            raise ValueError("the field `image` must be an object with the version of each package")
         return cls(value["python"], image)

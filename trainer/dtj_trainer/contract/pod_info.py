@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-# The pods of a job that restore the same checkpoint, in a form whose size does not grow with their number.
+# Peers lists the pods of a job that restore the same checkpoint. Its size does not grow with the number of pods.
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,16 @@ class Peers:
                 f"peers.host must be a host name with {cls.POD} for the pod, not {json.dumps(host)}"
             )
         if not isinstance(pods, dict) or any(type(count) is not int or count < 0 for count in pods.values()):
-            raise ValueError(f"peers.pods must be a number of pods by role, not {json.dumps(pods)}")
+            raise ValueError(
+                f"peers.pods must be an object with the number of pods of each role, not {json.dumps(pods)}"
+            )
         return cls(host, pods)
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """The pod may restart its ranks in place. `before`: the program's restarts of both kinds when the pods were made.
-    `limit`: the job's backoffLimit at that time.
+    """The pod may restart its ranks in place. `before`: the program's restarts when the pods were made, in place and
+    by new pods. `limit`: the job's backoffLimit at that time.
     """
 
     before: int

@@ -12,7 +12,7 @@ ENV_ERROR_FILE = "DTJ_ERROR_FILE"
 
 
 def end(error: Exception, code: int) -> NoReturn:
-    """End the process with an exit code. Class and message of the error are stderr's last line, or in the file."""
+    """End the process with an exit code, after writing the error's class and message to stderr or ENV_ERROR_FILE."""
     line = f"{type(error).__name__}: {error}"
     if file := os.environ.get(ENV_ERROR_FILE):
         Path(file).write_text(line, encoding="utf-8", errors="backslashreplace")

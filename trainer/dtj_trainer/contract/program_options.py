@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Option(NamedTuple):
-    """An option `--name`. `default` None: `about` says what holds. `least`: the smallest number; None for a text.
+    """An option `--name`. `default`: None if `about` describes it. `least`: the smallest number; None for a text.
 
     A flag has the kind `bool`, and is off by default. `choices`: the only texts, if there are any.
     """

@@ -48,7 +48,7 @@ class Progress(TypedDict, total=False):
 
 
 class CheckpointRef(TypedDict, total=False):
-    """The newest snapshot with a manifest in the bucket; `step`: if it is known; `new`: some of its newest names."""
+    """The newest snapshot with a manifest in the bucket. `step`: absent if unknown. `new`: some of its new files."""
 
     step: int
     time: str
@@ -57,7 +57,7 @@ class CheckpointRef(TypedDict, total=False):
 
 
 class RestoredRef(TypedDict, total=False):
-    """The snapshot that an attempt restored; `firstStep`: the first step that the program reported since."""
+    """The snapshot that an attempt restored. `firstStep`: the first step that the program reported afterwards."""
 
     attempt: int
     uri: str

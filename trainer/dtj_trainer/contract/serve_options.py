@@ -46,6 +46,6 @@ def named_models(words: Sequence[str]) -> dict[str, str]:
                 f"{word!r} has to be NAME=FOLDER or NAME=URI; a name has at most 63 letters, digits, '.', '_' and '-'"
             )
         if name in models:
-            raise ValueError(f"the name {name} is given twice")
+            raise ValueError(f"two models have the name {name}")
         models[name] = uri
     return models

@@ -1,8 +1,8 @@
 """Recognizes in the output of a TensorFlow program that another task went away. Standard library only.
 
 When a task of TF_CONFIG ends, the others fail with errors of gRPC and of TensorFlow's coordination service. Those
-failures only follow. Both sides read the output: dtj-launch that of its program, the operator the end of the log of
-an image without dtj_trainer.
+failures are consequences, not causes. Both sides read the output: dtj-launch that of its program, the operator the
+end of the log of an image without dtj_trainer.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _LOST = re.compile(
             # TensorFlow's coordination service. One task, the leader, runs its server.
             r"The following tasks are unhealthy|heartbeat timeout|[Bb]arrier .*(timed out|failed)",
             r"Error reported from /job:|[Cc]oordination service.*(unavailable|failed|[Cc]onnect)",
-            # gRPC between tasks, with the task's name.
+            # TensorFlow appends the name of the other task to errors of gRPC.
             r"from remote target /job:\w+",
-            # Messages of gRPC itself.
+            # gRPC itself reports a lost connection by these messages.
             r"failed to connect to all addresses|recvmsg:|sendmsg:|keepalive watchdog timeout",
             r"Socket closed|Connection reset by peer|Connection refused|Connection timed out|No route to host",
             r"GOAWAY received|Broken pipe",
             # A task that has restarted does not know the sessions from before its restart.
             r"[Ss]ession handle is not found|Graph handle is not found|worker process (has )?restart",
-            # Collectives by NCCL.
+            # NCCL reports the loss of a peer by this message.
             r"remote process exited or there was a network error",
         )
     )

@@ -13,14 +13,14 @@ from typing import NamedTuple
 _FOLLOWS = re.compile(
     "|".join(
         (
-            # gloo: transport/tcp/pair.cc and unbound_buffer.cc.
+            # gloo reports a lost peer by these messages, from transport/tcp/pair.cc and unbound_buffer.cc.
             r"gloo/\S*\].*(Connection closed by peer|Connection reset by peer|Broken pipe|Read error|Write error)",
             r"gloo/\S*\].*([Tt]imed out|[Tt]imeout|Connection refused|No route to host)",
             r"Gloo connectFullMesh failed|failed to pass monitoredBarrier|reached monitoredBarrier, but received",
-            # The store of the process group: TCPStore.cpp and socket.cpp of c10d.
+            # c10d's store reports a lost peer by these messages, from TCPStore.cpp and socket.cpp.
             r"Dist(Network|Store)Error: .*([Tt]imed out|[Tt]imeout|[Cc]onnection|recv|send|Broken pipe)",
             r"Dist(Network|Store)Error: .*failed to connect",
-            # NCCL, and its watchdog in ProcessGroupNCCL.cpp.
+            # NCCL, and PyTorch's watchdog of NCCL in ProcessGroupNCCL.cpp, report a lost peer by these messages.
             r"Watchdog caught collective operation timeout|NCCL communicator was aborted|ncclRemoteError",
             r"remote process exited or there was a network error|Connection closed by remote peer",
             r"Some NCCL operations have failed or timed out",
@@ -61,7 +61,7 @@ class Raised(NamedTuple):
 
 
 def raised(lines: Sequence[str]) -> list[Raised]:
-    """Return the exceptions in a program's output, from the first one. torchrun's own ones are left out."""
+    """Return the exceptions in a program's output, from the first one, without the exceptions of torchrun itself."""
     found: list[Raised] = []
     split = [_split(line) for line in lines]
     for at, (rank, text) in enumerate(split):

@@ -1,6 +1,6 @@
 """What a browser may do with the pages of `dtj ui` and `dtj serve`: headers of their answers.
 
-Each page is of one server on its own: files of this server, no inline script or style, no frame, no other origin.
+A page may load files of its own server only: no inline script or style, no frame, and nothing from another origin.
 """
 
 from collections.abc import Sequence

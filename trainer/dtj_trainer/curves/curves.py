@@ -1,4 +1,4 @@
-"""Follows what a program says of its training, adds rows to metrics.jsonl, and tells the progress.
+"""Follows what a program reports of its training, adds rows to metrics.jsonl, and returns the progress.
 
 The sources, the highest first: rows that the program writes itself, what it reports by `dtj_trainer.progress`, the
 scalars of its TensorBoard event files, and its output. From the first row of a source on, lower ones add nothing more
@@ -35,7 +35,7 @@ MOST_OTHER_ROWS = 50
 MOST_OUTPUT_BYTES = 8 * 1024
 """The most bytes of new output that one look reads: the newest ones."""
 MARK_SECONDS, MOST_MARKS = 10.0, 30
-"""Seconds between two times whose steps are kept for the rate, and the number of them: the rate of five minutes."""
+"""Seconds between two kept marks of time and step, and the number of marks: the rate is that of five minutes."""
 SEARCH_SECONDS = 30.0
 MOST_ENTRIES, DEEPEST, MOST_FILES = 2000, 6, 16
 """Limits of the search for event files: entries of folders, levels below a folder, and event files of an attempt."""
@@ -121,7 +121,7 @@ class Curves:
     def begin_round(self) -> None:
         """Forget the progress: another program begins. Its rows follow those of the one before."""
         with self._lock:
-            self._look()  # What the program before has written is none of the next one's progress.
+            self._look()  # Read what the former program wrote, so that it is no progress of the next program.
             self._told, self._reported = {}, None
             self._marks.clear()
             self._output = OutputReader()
@@ -233,7 +233,7 @@ class Curves:
                 row = self._row(source, kind, at, reading, values)
                 (training if kind == "train" else other).append(row)
         self._append([*_some(training, MOST_ROWS), *other[-MOST_OTHER_ROWS:]])
-        # The status gets what the program reports from the progress file.
+        # Skip values that the program reports itself: the job's status gets them from the progress file.
         if source is not CurveSource.REPORT:
             self._tell(source, [(reading, found) for _, reading, found in measured])
 
@@ -249,7 +249,7 @@ class Curves:
         row["attempt"] = self._attempt
         if reading.step is not None:
             row["step"] = reading.step
-        elif reading.examples is not None:  # A row needs a step: take any count that there is.
+        elif reading.examples is not None:  # A row needs a step: count examples or epochs in place of steps.
             row |= {"step": reading.examples, "unit": "examples"}
         else:
             row |= {"step": int(reading.epoch or 0), "unit": "epochs"}
@@ -267,7 +267,7 @@ class Curves:
             with self._metrics.open("ab") as file:
                 file.write(content)
             self._size = (self._size or 0) + len(content)
-        except OSError:  # A full disk must not stop the curves that the status shows.
+        except OSError:  # Go on with a full disk: the job's status still shows the progress.
             self._size = _size(self._metrics)
 
     def _tell(self, source: CurveSource, measured: Sequence[tuple[TrainingReading, _Rows]]) -> None:
@@ -341,7 +341,7 @@ class _Tail:
             self._offset = begin + len(content)
         *whole, rest = (content if skipped else self._rest + content).split(b"\n")
         self._rest = rest[-MOST_OUTPUT_BYTES:]
-        # The first of what was read may be the end of a line.
+        # Where output was skipped, leave out the first line, of which only the end may have been read.
         return [line.decode(errors="replace") for line in whole[1 if skipped else 0 :]]
 
 
@@ -370,7 +370,7 @@ def _event_files(folders: Iterable[Path], foreign: Path, since: float) -> Iterab
 
 
 def _some(rows: Sequence[str], most: int) -> list[str]:
-    """Return so many rows at most, evenly, with the last."""
+    """Return `most` rows at most, evenly chosen, and always the last one."""
     if len(rows) <= most:
         return list(rows)
     return [rows[(number + 1) * len(rows) // most - 1] for number in range(most)]

@@ -1,6 +1,6 @@
 """Reads steps, epochs and measures of a training from a program's output. Pure.
 
-The output is what people print for people, so nothing is believed too early, and no longer than it fits:
+The output is written for people, so that a line may mean something else. These rules decide what counts:
 
 * a figure counts from the second line of one form on;
 * the steps come from one form, the first that has two lines. A bar that begins anew, and a training that does, goes
@@ -41,8 +41,8 @@ class _Form:
         self.begin = first
         self.first: Said | None = first
         self.held = held
-        """The reading of the first line where the steps come from another form. It counts once a second line confirms
-        it."""
+        """The reading of the first line where the steps come from another form. The reading counts once a second line
+        of this form confirms it."""
         self.last = first
         self.base = 0
         """How many steps the bars, or epochs, had that have ended."""

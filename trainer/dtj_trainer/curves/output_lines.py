@@ -1,6 +1,6 @@
 """What one line of output says of a training: progress bars, Keras, Hugging Face's Trainer, and named numbers. Pure.
 
-A line says nothing on its own: numbers stand in prose, too. `output.py` believes the second line of one form.
+A single line proves nothing, because prose has numbers, too. `output.py` counts a form from its second line on.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Said:
     values: Mapping[str, float] = field(default_factory=dict)
     is_bar: bool = False
     from_1: bool = False
-    """Whether `epoch` is known to count from 1: of a script of one's own, the first epoch may be 0."""
+    """Whether `epoch` is known to count from 1. A user's own script may count from 0."""
     per_epoch: bool = False
     """Whether `step` and `of` are those of one epoch."""
     aside: bool = False
@@ -116,7 +116,7 @@ def said(line: str) -> Said | None:
     text = _MARKS.sub("", line).strip()
     bar = (_BAR.search(text) or _OPEN_BAR.search(text)) if "[" in text else None
     if bar is not None or "%|" in text:
-        # Ignore the line: the numbers around a bar of other work are of that work.
+        # Search the line for no other form: the numbers around a bar of other work belong to that work.
         return _bar(bar) if bar is not None else None
     for of_form in (_rich, _keras_epoch, _keras, _dictionary, _imagenet, _dcgan, _mnist, _pairs):
         if (found := of_form(text)) is not None:

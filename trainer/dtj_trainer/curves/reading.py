@@ -35,7 +35,7 @@ _OF_A_ROW = frozenset(("kind", "time", "attempt", "step", "epoch", "source", "wo
 
 @dataclass(frozen=True)
 class TrainingReading:
-    """What a program said of its training. `step` and `total` count from 1, as does `epoch`."""
+    """What a program reported of its training. `step`, `total` and `epoch` count from 1."""
 
     step: int | None = None
     total: int | None = None

@@ -23,7 +23,8 @@ def need_what_was_asked_for() -> None:
     accelerator.need_gpus(found, without_gpus())
     if found > 1:
         log.warning(
-            "TensorFlow computes on the first of the %d GPUs of this replica: give each replica one", found
+            "TensorFlow computes only on the first of this replica's %d GPUs: request one GPU a replica",
+            found,
         )
 
 
@@ -31,4 +32,4 @@ def without_gpus() -> str:
     """Return why TensorFlow finds no GPU, if the reason is known."""
     if not tf.test.is_built_with_cuda():
         return f"TensorFlow {tf.__version__} is built without CUDA"
-    return f"TensorFlow {tf.__version__} finds none: its first lines with TF_CPP_MIN_LOG_LEVEL=0 say why"
+    return f"TensorFlow {tf.__version__} finds no GPU (TF_CPP_MIN_LOG_LEVEL=0 logs the reason at the start)"

@@ -20,15 +20,15 @@ import tensorflow as tf
 
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.keras import models, saved_model
-from dtj_trainer.keras.chance import draw_anew
 from dtj_trainer.keras.horovod_ranks import KerasRanks, rows_of
 from dtj_trainer.keras.losses import cross_entropies, right_answers
 from dtj_trainer.keras.optimizers import make_optimizer
+from dtj_trainer.keras.seeds import draw_anew
 from dtj_trainer.train.array_process import in_memory
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.own_model import is_own
 from dtj_trainer.train.protocols import PictureModel, Tested
-from dtj_trainer.train.smallest import smallest_share
+from dtj_trainer.train.smallest_pass import smallest_share
 from dtj_trainer.train.staged_arrays import StagedArrays
 from dtj_trainer.train.state_file import Array, read_array, write_arrays
 
@@ -75,7 +75,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
         """See Model."""
         draw_anew(self.network, self._seed, step, self._ranks.rank)
         self.optimizer.learning_rate = rate
-        # An empty share of a batch has weight 0. It changes no gradient, and it must not change the statistics.
+        # An empty share passes one example of weight 0, which changes no gradient. Restore the statistics afterwards.
         kept = [] if share.count else [(each, each.numpy()) for each in statistics(self.network)]
         # With this scale, the average over the ranks is the mean over all examples of the step, even if ranks have
         # different counts.
@@ -163,10 +163,12 @@ class KerasSaver(FileSaver):
     def load_state(self, path: Path) -> None:
         """See FileSaver."""
         with zipfile.ZipFile(path) as archive:
-            if {*archive.namelist()} != {f"{name}.npy" for name in (_RUN, *self._variables)}:
+            wanted = {f"{name}.npy" for name in (_RUN, *self._variables)}
+            if differing := sorted(wanted ^ {*archive.namelist()}):
+                what = "lacks" if differing[0] in wanted else "also has"
                 raise SystemExit(
-                    f"the checkpoint {path.parent} was written with another --optimizer: give the same, "
-                    "or start anew (artifacts.resume: Never)"
+                    f"the checkpoint {path.parent} {what} the variable {differing[0].removesuffix('.npy')}: give the "
+                    "same --model and --optimizer, or start anew (artifacts.resume: Never)"
                 )
             for name, variable in self._variables.items():
                 for piece, values in read_array(archive, name):
@@ -244,8 +246,8 @@ def _step(
             loss = tf.reduce_sum(cross_entropies(wanted, logits, options.label_smoothing))
             scaled = loss * scale
             if own := model.losses:
-                # The network's own losses are means over the examples, or depend on weights alone: they count once a
-                # step in both cases.
+                # The network's own losses are means over the examples, or depend on weights alone. Weighted by
+                # `count`, both kinds count once a step.
                 scaled += tf.add_n(own) * tf.cast(count, tf.float32) * scale
         gradients = hvd.DistributedGradientTape(tape, op=hvd.Average).gradient(scaled, variables)
         if options.clip_norm is not None:
@@ -299,7 +301,7 @@ def _array(variable: keras.Variable) -> Array:
 
 
 def _parts(variable: keras.Variable) -> Iterator[np.ndarray]:
-    """Yield the values of a variable: in pieces, or those in this process's memory as they are, without a copy."""
+    """Yield the values of a variable: from the CPU's memory without a copy, from a GPU in pieces."""
     held = variable.value
     if "CPU" in held.device:
         yield np.asarray(memoryview(held.read_value()))

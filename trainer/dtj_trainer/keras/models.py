@@ -46,7 +46,7 @@ def _own(path: str, channels: int, classes: int) -> keras.layers.Layer:
 
 
 def _application(values: Any, classes: int, seeds: Iterator[int], *, make: Callable[..., keras.Model]) -> Any:
-    """A network of keras.applications, without weights. It divides the side of a picture by 32."""
+    """Apply a network of keras.applications with new weights. Smaller pictures are padded to 32x32 pixels."""
     _, height, width, _ = values.shape
     missing = [max(32 - side, 0) for side in (height, width)]
     if any(missing):
@@ -58,7 +58,7 @@ def _application(values: Any, classes: int, seeds: Iterator[int], *, make: Calla
 
 
 def _seeded(config: Any, seeds: Iterator[int]) -> Any:
-    """The configuration of a network, with a seed for each initializer and layer that has none."""
+    """Return a network's configuration with a seed for each initializer and layer that has none."""
     if isinstance(config, list | tuple):
         return [_seeded(each, seeds) for each in config]
     if not isinstance(config, dict):
@@ -150,6 +150,6 @@ _NETWORKS: Mapping[str, Callable[[Any, int, Iterator[int]], Any]] = {
     "mobilenet_v2": partial(_application, make=keras.applications.MobileNetV2),
     "densenet121": partial(_application, make=keras.applications.DenseNet121),
 }
-"""Each is called with scaled pixels, the number of classes, and seeds; it returns logits."""
+"""Functions by the name of a network: they take scaled pixels, the number of classes and seeds, and return logits."""
 
 MODELS = tuple(_NETWORKS)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from dtj_trainer.keras.losses import cross_entropies
 from dtj_trainer.train import model_files
-from dtj_trainer.train.smallest import refused, same_generators, tell_unused
+from dtj_trainer.train.smallest_pass import refused, same_generators, tell_unused
 from dtj_trainer.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 MODEL = "model.keras"
 WEIGHTS = "weights.npz"
-"""In place of MODEL if Keras can't save the model."""
+"""The file that replaces MODEL if Keras can't save the model."""
 
 
 def write(
@@ -85,8 +85,8 @@ _LAYER = re.compile(r"Exception encountered when calling ([^\n]+?)\.call\(\)|Det
 def try_pass(network: keras.Model, size: int, shape: tuple[int, int, int], classes: int) -> None:
     """Make a pass of `size` pictures, with a loss and a backward pass, which changes no variable of the network.
 
-    The pass is a graph of its own, with the signature of a training step. Ends the process if it fails, with the
-    layer and the remedy.
+    The pass is a graph of its own, with the signature of a training step. If the pass fails, the process ends with
+    the layer and the remedy.
     """
     weights = [each.value for each in network.trainable_variables]
     kept = [(each, each.value) for each in network.variables]
@@ -113,12 +113,14 @@ def try_pass(network: keras.Model, size: int, shape: tuple[int, int, int], class
             tf.function(forward, signature, autograph=False)(pixels, np.zeros(size, np.int64))
         except Exception as error:
             found = _LAYER.search(str(error))
-            raise SystemExit(refused(size, (found[1] or found[2]) if found else "backward", error)) from error
+            raise SystemExit(
+                refused(size, (found[1] or found[2]) if found else "the backward pass", error)
+            ) from error
     tell_unused(unused)
 
 
 def try_save(network: keras.Model) -> None:
-    """Tell in the log and in the job's progress if Keras can't save the network's configuration."""
+    """Record in the log and in the job's progress if Keras can't save the network's configuration."""
     try:
         keras.saving.serialize_keras_object(network)
     except Exception as error:

@@ -1,7 +1,8 @@
 """Checks for accelerators before a pod's program starts, without a framework.
 
-The check fails only in certain cases. With accelerators of an unknown vendor, with a driver that does not answer in
-time, or with a driver library outside the search path, the program starts.
+The check fails only where it is certain that no program can use an accelerator. With accelerators of an unknown
+vendor, with a driver that does not answer in time, or with a driver library outside the search path, the program
+starts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ DRIVER_SECONDS = 60.0
 which takes seconds."""
 _WAIT_SECONDS = DRIVER_SECONDS + 5.0
 """Longer than DRIVER_SECONDS: a process that hangs in the driver can't always be killed, so the check gives up."""
-_REMEDY = "docs/gpu-images.md says what a node and an image need; gpus: 0 trains on CPUs"
+_REMEDY = "docs/gpu-images.md describes what a node and an image need; with gpus: 0, the job trains on CPUs"
 
 Driver = Callable[[], Mapping[str, object]]
 
@@ -57,8 +58,7 @@ class AcceleratorCheck:
             self._fault = self._without_devices(f"no device of AMD ({devices}/kfd)")
 
     def fault(self, *, wait: bool) -> str | None:
-        """Return why no program can use an accelerator here; None when one can, or when the result is not known
-        (yet).
+        """Return why no program can use an accelerator here; None if programs can, or while nothing is known.
 
         wait: wait for the driver's answer, _WAIT_SECONDS at most.
         """
@@ -69,7 +69,7 @@ class AcceleratorCheck:
     def _without_devices(self, what: str) -> str:
         return (
             f"{self._asked}, and the container has {what}: the node's container runtime gave the container none. "
-            f"spec.accelerator.runtimeClassName names a runtime that does; {_REMEDY}"
+            f"Set spec.accelerator.runtimeClassName to a RuntimeClass that gives containers accelerators; {_REMEDY}"
         )
 
     def _ask(self) -> None:
@@ -96,7 +96,7 @@ def has_nvidia(devices: Path) -> bool:
 
 
 def _without_gpus() -> str | None:
-    """Say that this Python's PyTorch is built for CPUs only; None otherwise. PyTorch is not imported.
+    """Return a text if this Python's PyTorch is built for CPUs only; None otherwise. PyTorch is not imported.
 
     The result is a warning only: the program may use another environment or another framework.
     """

@@ -69,7 +69,7 @@ def bring_code(settings: Settings) -> None:
 
 @contextmanager
 def unavailable(source: str, what: str) -> Iterator[None]:
-    """Raise the errors of an archive as CodeUnavailable. what: the sentence of an error of the file system."""
+    """Raise the errors of an archive as CodeUnavailable. what: the begin of the message for an OSError."""
     try:
         yield
     except (CodeError, NoSuchKey, ValueError) as error:
@@ -78,7 +78,7 @@ def unavailable(source: str, what: str) -> Iterator[None]:
         raise CodeUnavailable(f"{source}: {error}", FailureClass.ARTIFACTS_UNAVAILABLE) from error
     except OSError as error:
         if isinstance(error, FileNotFoundError) and error.filename == source:
-            what = f"{source} is not there"
+            what = f"the archive {source} does not exist"
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         cause = FailureClass.DISK_FULL if full else FailureClass.CODE_UNUSABLE
         raise CodeUnavailable(f"{what}: {error}", cause) from error
@@ -123,7 +123,7 @@ def _download(uri: str, copy: Path) -> None:
 #
 # A set of packages is a folder named by the digest of its archive, beside a file that is locked: exclusively while
 # the set is installed, shared while a pod uses the set. The complete set is renamed into place, so that a killed
-# installation leaves no half set. The link PACKAGES of the workspace names the set of the pod.
+# installation leaves no incomplete set. The link PACKAGES in the workspace points to the pod's set.
 
 KEPT_SETS = 8
 """A shared folder keeps this many sets, and all sets that pods use. Of the others, those that were used least
@@ -138,7 +138,9 @@ def bring_packages(settings: Settings) -> None:
     source, digest = settings.packages
     with unavailable(source, "the packages could not be installed"):
         if not re.fullmatch(DIGEST, digest):
-            raise CodeError(f"{contract.ENV_PACKAGES_DIGEST} is no digest: {digest!r}")
+            raise CodeError(
+                f"{contract.ENV_PACKAGES_DIGEST} must be sha256: and 64 hex digits, not {digest!r}"
+            )
         place = _shared_set(settings) or _installed_set(settings, settings.root / f".{contract.PACKAGES}")
         _check_image(PackageSet.from_json((place / FILE).read_bytes()))
         settings.root.mkdir(parents=True, exist_ok=True)
@@ -156,7 +158,9 @@ def _shared_set(settings: Settings) -> Path | None:
         place = _installed_set(settings, folder)
     except OSError as error:
         log.warning(
-            "this pod installs the packages for itself, because %s can't be shared: %s", folder, error
+            "this pod installs the packages for itself, because it can't use the shared folder %s: %s",
+            folder,
+            error,
         )
         return None
     with suppress(OSError):  # Another pod may remove the same sets.
@@ -188,16 +192,16 @@ def _installed_set(settings: Settings, folder: Path) -> Path:
 
 
 def _lock(place: Path, seconds: float) -> int:
-    """Lock a set until this process ends: shared if the set is there, else exclusively.
+    """Lock a set until this process ends: shared if the set exists, else exclusively.
 
     Raises TimeoutError if another process does not finish its installation; PermissionError for a set of another
-    user, who could change it.
+    user, who could change the set.
     """
     deadline = time.monotonic() + seconds
     path = place.with_suffix(".lock")
     while True:
         there = _is_own(place)
-        # A process that dtj-launch becomes keeps the lock: the descriptor stays open at exec.
+        # Keep the descriptor open at exec, so that a program that replaces dtj-launch in this process keeps the lock.
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         os.set_inheritable(lock, True)
         with suppress(BlockingIOError):
@@ -208,7 +212,7 @@ def _lock(place: Path, seconds: float) -> int:
                 return lock
         os.close(lock)
         if time.monotonic() > deadline:
-            raise TimeoutError(f"another process has held {path} for {seconds:.0f} s")
+            raise TimeoutError(f"another process has held the lock {path} for {seconds:.0f} s")
         time.sleep(_LOOK_SECONDS)
 
 
@@ -217,8 +221,12 @@ def _is_own(place: Path) -> bool:
         status = place.lstat()
     except FileNotFoundError:
         return False
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise PermissionError(f"{place} is not a folder of this user")
+    if not stat.S_ISDIR(status.st_mode):
+        raise PermissionError(f"{place} is not a folder")
+    if status.st_uid != os.geteuid():
+        raise PermissionError(
+            f"the folder {place} belongs to the user {status.st_uid}, and this pod runs as {os.geteuid()}"
+        )
     return True
 
 
@@ -240,7 +248,7 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _install(new: Path, lock: int) -> None:
-    """Install the wheels of `new` to the folder `set` in it, whose content is then on the disk."""
+    """Install the wheels of `new` to its folder `set`, and wait until the disk has the content of that folder."""
     found = _read_set(new / "wheels")
     wheels = sorted((new / "wheels").glob("*.whl"))
     target, temporary = new / "set", new / "temporary"
@@ -279,11 +287,11 @@ def _told(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     told = next((line for line in lines if line.startswith("ERROR:")), lines[-1] if lines else "pip failed")
     platform = sysconfig.get_platform()
-    return f"on Python {_python()} of {platform}: {told.removeprefix('ERROR: ')}"
+    return f"the installation fails on Python {_python()} of {platform}: {told.removeprefix('ERROR: ')}"
 
 
 def _read_set(wheels: Path) -> PackageSet:
-    """Read what an unpacked archive is for. Raises CodeError for what this Python or this disk can't install."""
+    """Read for which Python and image an unpacked archive is. Raises CodeError if it can't be installed here."""
     try:
         found = PackageSet.from_json((wheels / FILE).read_bytes())
     except FileNotFoundError:
@@ -315,7 +323,7 @@ def _read_set(wheels: Path) -> PackageSet:
 
 
 def _check_image(found: PackageSet) -> None:
-    """Raise CodeError if the image has not the packages that the client left out; name other versions."""
+    """Raise CodeError if the image lacks a package that the client left out; log a warning for another version."""
     for name, version in found.image.items():
         try:
             own = importlib.metadata.version(name)

@@ -34,8 +34,8 @@ LINE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Attached:
-    """The wrapper of a rank, and the process of the rank's program, which leads a process group. `round`: that of the
-    rank, see `rounds`.
+    """The wrapper of a rank, and the process of the rank's program, which leads a process group. `round`: the round
+    in which the rank runs, see `round_messages`.
     """
 
     rank: int
@@ -63,7 +63,7 @@ class Supervision(Protocol):
         """Record that a rank's program runs."""
 
     def not_started(self, number: int) -> None:
-        """Record that a rank of this round that `ready` let start has gone without a program."""
+        """Record that a wrapper ended without a program, although `ready` let it start a rank of this round."""
 
     def died(self, at_ns: int) -> None:
         """Record that a rank's program was killed at this wall-clock time; its output may still be read."""
@@ -81,7 +81,7 @@ class Supervision(Protocol):
 
 
 class Starts(Protocol):
-    """The agent's side of the connections by which programs start."""
+    """The supervisor's side of the connections on which wrappers start their programs."""
 
     def serve(self, connection: socket.socket, stream: BufferedRWPair, wanted: dict[str, Any]) -> None:
         """Start a program, and return at the end of the connection. Each call comes from a thread of its own."""
@@ -125,10 +125,10 @@ class ControlServer:
             try:
                 connection, _ = self._socket.accept()
             except OSError as error:
-                if self._socket.fileno() < 0 or error.errno == errno.EINVAL:  # It is closed.
+                if self._socket.fileno() < 0 or error.errno == errno.EINVAL:  # `close` has closed the socket.
                     return
-                log.warning("a rank's connection failed: %s", error)
-                time.sleep(_PAUSE_SECONDS)  # For example too many open files.
+                log.warning("the pod's supervisor can't accept the connection of a rank: %s", error)
+                time.sleep(_PAUSE_SECONDS)  # Pause: for example, too many files may be open.
                 continue
             threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
 
@@ -169,8 +169,8 @@ class ControlServer:
         try:
             return self._supervision.finish(number)
         except Exception as error:
-            log.exception("the final sync failed")
-            return Answer(f"the final sync failed: {error!r}", {})
+            log.exception("the last upload of the pod's artifacts failed")
+            return Answer(f"the last upload of the pod's artifacts failed: {error!r}", {})
 
 
 class SupervisorGone(Exception):

@@ -13,9 +13,9 @@ Event = TypeVar("Event")
 class EventQueue(Generic[Event]):
     """Events of several threads and of signal handlers, for one thread that takes them.
 
-    `queue.SimpleQueue` does not serve here: before Python 3.13, `get` waits without end if its timeout passes while
-    the thread handles a signal, such as the SIGCHLD of a child that ended. `queue.Queue.put` is not reentrant: a
-    signal handler that calls it can wait for the thread that it interrupts.
+    `queue.SimpleQueue` can't be used: before Python 3.13, `get` waits without end if its timeout passes while the
+    thread handles a signal, such as the SIGCHLD of a child that ended. `queue.Queue.put` is not reentrant: a signal
+    handler that calls `put` can wait for the thread that the handler interrupts.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class EventQueue(Generic[Event]):
     def put(self, event: Event) -> None:
         """Add an event; any thread and a signal handler may call this at any time."""
         self._events.append(event)
-        with suppress(RuntimeError):  # The lock is not held.
+        with suppress(RuntimeError):  # Nobody holds the lock: an earlier `put` has released it.
             self._nothing_new.release()
 
     def get(self, timeout: float) -> Event:

@@ -83,7 +83,7 @@ _REMEDIES = {
     "CUBLAS_STATUS_ALLOC_FAILED": _GPU_FULL,
     "CUDNN_STATUS_ALLOC_FAILED": _GPU_FULL,
 }
-"""By a part of a program's last lines: the remedy."""
+"""The remedy by a text in a program's last lines."""
 _LINES = 5
 """How many last lines are searched: libraries may print further lines after the error."""
 
@@ -136,7 +136,7 @@ def cut_off(end: ProgramEnd, exit_report: RankExit) -> bool:
 def unavailable(
     settings: Settings, message: str, cause: FailureClass = FailureClass.ARTIFACTS_UNAVAILABLE
 ) -> RankExit:
-    """Describe the end of a process without something that had to be restored, uploaded or answered."""
+    """Describe the end of a process because of a restore, an upload or a wait for another process that failed."""
     log.error("%s", message)
     exit_report = rank_exit(settings, ProgramEnd(contract.EXIT_UNAVAILABLE))
     exit_report["class"], exit_report["message"] = cause, message
@@ -219,7 +219,7 @@ def classify(end: ProgramEnd, who: str = "the program") -> tuple[FailureClass, s
             "because the container reached its memory limit",
         )
     if end.exit_code > 128 and (name := signal_name(end.exit_code - 128)).startswith("SIG"):
-        message = f"{who} exited with code {end.exit_code} (a child ended by {name}?)"
+        message = f"{who} exited with code {end.exit_code} (perhaps because {name} ended a child process)"
         return FailureClass.APPLICATION_ERROR, message
     return FailureClass.APPLICATION_ERROR, f"{who} exited with code {end.exit_code}"
 
@@ -234,19 +234,19 @@ def signal_name(number: int) -> str:
 
 # These functions recognize in the output of PyTorch's ranks whose failure it was.
 #
-# When a rank ends, the other ranks lose their connections to it and fail too. Those failures only follow, and get the
-# class ConnectionLost, so that the first rank's own failure is the cause.
+# When a rank ends, the other ranks lose their connections to it and fail too. Those failures are consequences and get
+# the class ConnectionLost, so that the first rank's own failure is the cause.
 
 _TABLE_RANK = re.compile(r"rank +: (\d+) \(local_rank: \d+\)")
 _TABLE_CODE = re.compile(r"exitcode +: (-?\d+) \(pid: \d+\)")
 _UNCAUGHT_OF_PYTHON = {1, -signal.SIGABRT, 128 + signal.SIGABRT}
-"""Exit codes, and the signal, after an exception that nobody caught: gloo's threads may abort a Python that ends."""
+"""Exit codes, and the signal, after an uncaught exception: gloo's threads may abort Python at its exit (SIGABRT)."""
 _LEFT = {-signal.SIGTERM, 128 + signal.SIGTERM}
 """The ends of a rank that was told to stop, or that agreed with such a rank to leave."""
-_LEFT_UNTOLD = "the program left as after SIGTERM, though this pod was not told to stop"
+_LEFT_UNTOLD = "the program ended as after SIGTERM, which this pod did not get: perhaps another pod got it"
 _GROUP_OUTLIVES_SCRIPT = "terminate called without an active exception"
 """What libstdc++ prints when Python exits while a thread of gloo waits for Python's lock."""
-_FREE_THE_GROUP = "if the script had ended, free its process group before the end (docs/troubleshooting.md)"
+_FREE_THE_GROUP = "if the script was at its end, call destroy_process_group() there (docs/troubleshooting.md)"
 _CHANGEABLE = {FailureClass.APPLICATION_ERROR, FailureClass.SIGNAL}
 
 
@@ -301,7 +301,7 @@ def explain(
     last = {each.rank: each for each in raised(lines)}
     if rows and (text := recorded(error_file)):
         last[rows[0].rank] = Raised(rows[0].rank, text)
-    # torchrun ends the other ranks by SIGTERM.
+    # Leave out ranks that SIGTERM ended: torchrun sends SIGTERM to the other ranks after a failure.
     ended = [row for row in rows if row.code not in _LEFT]
     if rows and not ended and not alone:
         _connection_lost(report, _LEFT_UNTOLD)

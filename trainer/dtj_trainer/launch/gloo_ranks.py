@@ -124,7 +124,7 @@ def main() -> int:
         )
         return contract.EXIT_COMMAND_NOT_FOUND
     if number := int(os.environ.get(contract.ENV_ROUND) or 0):
-        # Before the first round, the launcher has waited.
+        # Wait in later rounds only: before the first start of the ranks, the launcher itself waits for the workers.
         local_workers(read_settings(os.environ)).wait_until_open(number)
     return GlooRanks().run(command, environments)
 

@@ -1,4 +1,4 @@
-"""The launcher of a Horovod job: waits for hosts, starts the ranks by mpirun or gloo, and says why the run ended.
+"""The launcher of a Horovod job: waits for hosts, starts the ranks by mpirun or gloo, and reports why the run ended.
 
 `main` calls it for the kind `launcher`. Not here: the start of a rank on its host (`rank`), the wait for hosts
 (`peers`), the command of mpirun (`mpirun_hosts`), and the cause of a single rank's failure (`failure`).
@@ -41,7 +41,7 @@ from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.status_server import PhaseLog
 from dtj_trainer.launch.termination import RankExit, forget_termination, split_marker, write_termination
 
-# The meaning of mpirun's messages.
+# read_blame finds in mpirun's messages which process ended the job.
 
 
 class Blame(NamedTuple):
@@ -178,7 +178,8 @@ def _connection_lost(
     message = f"connection lost to {hosts}"
     if causes:
         exit_report = causes[0]
-        message += f"; then rank {exit_report.get('rank')} on {exit_report.get('host')}: {exit_report.get('message')}"
+        message += f"; then rank {exit_report.get('rank')} on {exit_report.get('host')} failed: "
+        message += f"{exit_report.get('message')}"
     code = causes[0]["exitCode"] if causes else end.exit_code
     return {
         "class": FailureClass.CONNECTION_LOST,
@@ -244,7 +245,7 @@ def _without_ranks(
     }
 
 
-# One start of the ranks: a round.
+# RanksRun is one start of the ranks: a round.
 
 log = logging.getLogger(__name__)
 
@@ -254,7 +255,7 @@ _MARKER = contract.RANK_EXIT_MARKER.encode()
 
 
 class RanksRun:
-    """One start of the ranks: the program that starts them, and what this program and the ranks have told."""
+    """One start of the ranks: the program that starts them, and what this program and the ranks have reported."""
 
     def __init__(
         self, start: Start, show: Callable[[bytes], None], on_exit: Callable[[RankExit], None]
@@ -323,14 +324,15 @@ class RanksRun:
         return text.encode() if text.strip() else b""
 
 
-# The coordinator of the rounds, and the launcher's own part in them. In a round, all ranks start in pods that stay
-# alive: see `rounds`.
+# LauncherRounds holds the coordinator of the rounds, and the launcher's own agent. In a round, all ranks start in
+# pods that stay alive: see `restart_in_place`.
 
 
 class LauncherRounds:
     """The coordinator, and the agent of the launcher, whose program is mpirun. Use it in one thread, except `failed`.
 
-    The workers' agents join by network. The launcher's agent says the failures of all ranks: mpirun tells them first.
+    The workers' agents join by network. The launcher's agent reports the failures of all ranks, because mpirun prints
+    them first.
     """
 
     def __init__(
@@ -366,7 +368,7 @@ class LauncherRounds:
 
     @property
     def cause(self) -> RankExit | None:
-        """The cause of the failure in this round, as far as agents have told."""
+        """The cause of the failure in this round, as far as agents have reported failures."""
         return self._coordinator.cause
 
     def failed(self, number: int, report: RankExit) -> None:
@@ -378,7 +380,7 @@ class LauncherRounds:
         try:
             valid = agent_message(line_of(message)) is not None
         except (InvalidMessage, TypeError):
-            valid = False  # The output of a program looks like a report. The end of mpirun tells more.
+            valid = False  # A program printed a line that looks like a rank's report. The end of mpirun is reported.
         if valid:
             self._link.happened(lambda agent, now: agent.failed(told, now) if agent.round == number else [])
 
@@ -387,11 +389,11 @@ class LauncherRounds:
         self._link.happened(lambda agent, _: agent.done())
 
     def end_processes(self, kill: Callable[[], None]) -> None:
-        """Kill mpirun by `kill`, and what it leaves behind: ssh, and the ranks of this machine."""
+        """Kill mpirun by `kill`, and the processes that mpirun leaves behind: ssh, and the ranks of this machine."""
         self._leftovers.end_processes(kill)
 
     def ended(self, number: int) -> None:
-        """Take in that mpirun of a round has ended, after its failure was told."""
+        """Take in that mpirun of a round has ended, after its failure was reported."""
         if why := self._leftovers.remove(lambda: True):
             self.leave(why)
         else:
@@ -455,7 +457,9 @@ class Launcher:
         try:
             listener = listener_on(host, port)
         except OSError as error:
-            log.warning("no restart in place: port %d can't be opened: %s", port, error.strerror)
+            log.warning(
+                "ranks can't be restarted in place, because port %d can't be opened: %s", port, error.strerror
+            )
             return None
         adopt_orphans()
         return LauncherRounds(settings, listener, self._record, self._events.put)
@@ -497,7 +501,8 @@ class Launcher:
         self._events.put(signal.Signals(number))
 
     def _rank_exited(self, number: int, report: RankExit) -> None:
-        # A rank that leaves as after SIGTERM may have agreed with one whose pod was told to end: the others save.
+        # A rank that exits as after SIGTERM may have agreed to stop with a rank whose pod got SIGTERM. Do not end the
+        # other ranks, which then still save a checkpoint.
         if self._rounds and is_cause(report) and report.get("exitCode") != _LEFT_AFTER_SIGTERM:
             self._rounds.failed(number, report)
 
@@ -533,10 +538,10 @@ class Launcher:
     def _outcome(self, ranks: RanksRun, hosts: RankHosts) -> contract.Termination:
         assert ranks.end is not None
         if ranks.killed and self._stop_signal is not None:
-            # The signal came between two rounds.
+            # The launcher got the signal between two rounds.
             return decide(replace(ranks.end, stop_signal=self._stop_signal), [], [], dict)
         if ranks.killed and not ranks.has_cause:
-            # An agent has lost its connection: mpirun was killed before it noticed.
+            # An agent lost its connection, and mpirun was killed before mpirun itself noticed the loss.
             cause = self._rounds.cause if self._rounds else None
             if lost := hosts.lost():
                 return _connection_lost(ranks.end, lost, [])
@@ -561,7 +566,7 @@ class Launcher:
             )
             self._show(f"dtj: {exit_report['class']}: {exit_report.get('message', '')}\n".encode())
         elif sync and self._stop_signal is None:
-            # The ranks' pods have uploaded all but this log. The message comes before the log, whose upload may last.
+            # Record the success before the upload of this log, which may last. The ranks' pods uploaded all else.
             seconds = min(settings.sync_timeout, self._grace.left())
             if sync.record_success(settings.pod.name, _report_of(exit_report), seconds):
                 exit_report["recorded"] = True

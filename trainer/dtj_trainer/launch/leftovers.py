@@ -1,7 +1,7 @@
-"""What the ended programs of a round leave in a container, and what the next round must not find.
+"""Removes what the ended programs of a round leave in a container, so that the next round does not find it.
 
-Processes in sessions of their own, memory of GPUs, and temporary files. What lies in the workspace is not removed:
-the snapshot of the round says what the folder of checkpoints has (`pod`), and data stays.
+Leftovers are processes in sessions of their own, memory of GPUs, and temporary files. Files in the workspace stay:
+`pod` sets the folder of checkpoints to the snapshot of the round, and the programs need the data again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GPU_BYTES = 256 * 1024**2
 """The memory of a GPU that may stay in use between two rounds, above the use before the first start: the driver keeps
 some."""
 ORPHANS_SECONDS = 0.2
-"""Seconds in which killed programs end. What then still runs was in no process group of theirs."""
+"""Seconds in which killed programs end. Processes that still run then were outside the programs' process groups."""
 _POLL_SECONDS = 0.2
 _MOST_PIDS = 5
 
@@ -89,8 +89,8 @@ class TemporaryFiles:
     """The files that programs leave in folders for temporary files. Files from before the first start stay."""
 
     def __init__(self, folders: Iterable[Path], *, shared: bool) -> None:
-        """`shared`: other programs of this machine use the folders, too. Then only what `note` has seen is removed,
-        else all that is new.
+        """`shared`: other programs of this machine use the folders, too. Then only files that `note` has seen are
+        removed, else all new files.
         """
         self._folders, self._shared = tuple(folders), shared
         self._before = set(self._entries())
@@ -130,7 +130,7 @@ class TemporaryFiles:
 def _shared_memory_of(pid: int) -> Iterator[str]:
     """Yield the paths of the files that a process has mapped into its memory, and writes to."""
     for line in read(Path(f"/proc/{pid}/maps")).splitlines():
-        # Address, permissions, offset, device, inode, path.
+        # The fields of a line are address, permissions, offset, device, inode and path.
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[1] == "rw-s":
             yield fields[5]

@@ -152,7 +152,7 @@ NEEDS_NO_COMMAND = {"worker"}
 RUN_PROGRAMS = {"rank", "ranks", "replica", "command"}
 ADOPT_ORPHANS = {"rank", "ranks", "replica"}
 BRING_CODE = {"worker", "ranks", "replica", "command"}
-"""Kinds that unpack the job's code and install its packages: a rank uses those of the worker of its pod."""
+"""Kinds that unpack the job's code and install its packages. A rank uses the code that its pod's worker unpacked."""
 KEEP_CHECKPOINTS = {"worker", "ranks", "replica"}
 WITHOUT_MESSAGE = {"rank", "command"}
 """Kinds whose termination message another process of the pod writes."""
@@ -193,9 +193,8 @@ def run(arguments: Sequence[str]) -> int:
             command, environment = own_root.enter(settings.root, command, environment, kept)
         environment = _with_code(environment, settings)
         settings = replace(settings, environment=environment)
-        os.environ.update(
-            environment
-        )  # This process itself reads the AWS variables, and names the same folders.
+        # This process itself reads the AWS variables and the paths of folders, too.
+        os.environ.update(environment)
         if name in ADOPT_ORPHANS:
             adopt_orphans()
         return kind(settings, command)
@@ -265,7 +264,7 @@ def _leave(number: int, _: object) -> NoReturn:
 
 
 def _leave_with_message(settings: Settings) -> Callable[[int, object], NoReturn]:
-    """Return a handler that ends the process at once. A restore has threads that wait for S3, and nothing to save."""
+    """Return a handler that ends the process at once: a restore has nothing to save, and its threads wait for S3."""
 
     def leave(number: int, _: object) -> NoReturn:
         code = 128 + number

@@ -18,7 +18,7 @@ from dtj_trainer.launch.control import SupervisorGone, connect
 from dtj_trainer.launch.peers import HostAnswer, ask_all, wait_for_peers
 from dtj_trainer.launch.settings import Settings, control_socket
 
-# Open MPI's mpirun.
+# These functions make the commands and environments of Open MPI's mpirun, and read its hostfile.
 
 RANK_SCRIPT = "rank.sh"
 HOSTFILE = "hostfile"
@@ -68,7 +68,7 @@ def local_mpirun_command(settings: Settings, command: Sequence[str]) -> list[str
 
 
 def local_mpirun_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a local mpirun: ranks that wait yield the processors, which may be few."""
+    """Return the environment of a local mpirun. Waiting ranks yield the processor: ranks may outnumber processors."""
     settings = {"OMPI_MCA_mpi_yield_when_idle": "1"}
     if os.geteuid() != 0:
         # Each rank has a user namespace for its `/dtj` (own_root.py), and the kernel forbids reading another
@@ -78,7 +78,7 @@ def local_mpirun_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def mpirun_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of mpirun. mpirun runs as root only with both variables."""
+    """Return the environment of mpirun. For root, Open MPI 4 needs the variables OMPI_…, and Open MPI 5 PRTE_…."""
     allowed = dict(environment)
     if os.geteuid() == 0:
         allowed |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

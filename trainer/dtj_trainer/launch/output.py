@@ -1,7 +1,7 @@
 """A program's output in whole lines: written to a file, passed on, and its last lines remembered.
 
-What one read of the program's pipe completes goes on in one piece, so that short lines cost no system call each. Such
-a piece consists of lines with their line feeds.
+All lines that one read of the program's pipe completes are passed on together, so that short lines cost no system
+call each. Each line ends with its line feed.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Lines:
     """Divides output into lines.
 
     A carriage return moves a terminal's cursor to the start of the line, where a progress bar overwrites its state,
-    perhaps ten times a second. The line is its last state. While a progress bar lasts, its current state is passed on
-    every PROGRESS_BAR_SECONDS.
+    perhaps ten times a second. Of such a line, only the last state is passed on, and while the progress bar lasts,
+    the current state every PROGRESS_BAR_SECONDS.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -76,7 +76,7 @@ class Lines:
         *whole, rest = text.replace(b"\r\n", b"\n").split(b"\n")
         lines = [_last_state(line.split(b"\r")) for line in whole]
         *states, newest = rest.split(b"\r")
-        if states and not newest:  # A line feed may follow.
+        if states and not newest:  # Keep the carriage return: the next block may begin with its line feed.
             newest = states.pop() + b"\r"
         if (state := _last_state(states)) and self._clock() - self._shown_at >= PROGRESS_BAR_SECONDS:
             self._shown_at = self._clock()

@@ -64,7 +64,13 @@ def enter(
             return list(command), dict(environment)
     if checkpoints:
         raise NoNamespaceError(f"{contract.ENV_CHECKPOINTS_DIR}={checkpoints} can't be mounted: {fault}")
-    log.warning("command and env name the workspace, but %s is this machine's: %s", contract.ROOT, fault)
+    log.warning(
+        "the workspace can't be mounted at %s for the program: %s; the workspace's own path replaces %s in command "
+        "and env",
+        contract.ROOT,
+        fault,
+        contract.ROOT,
+    )
     moved = {
         name: _moved(environment[name], root)
         for name in environment.get(contract.ENV_ROOT_VARIABLES, "").split()
@@ -108,9 +114,15 @@ def _describe(error: Exception) -> str:
 def _mount(root: Path, checkpoints: Path | None) -> None:
     """Enter a mount namespace. Raises NoNamespaceError and OSError, and then leaves the root directory as it was."""
     here = Path.cwd()
-    for what, path in (("folder", here), ("run's folder", root), ("Python environment", Path(sys.prefix))):
+    for what, path in (
+        ("working directory", here),
+        ("run's folder", root),
+        ("Python environment", Path(sys.prefix)),
+    ):
         if path.is_relative_to(contract.ROOT):
-            raise NoNamespaceError(f"the {what} is {path}, which the workspace would hide")
+            raise NoNamespaceError(
+                f"the {what} is {path}, which the workspace would hide at {contract.ROOT}: use another folder"
+            )
     _leave_the_machines_mounts()
     _call("mount", b"none", b"/", None, _RECURSIVE | _SLAVE, None)
     new = root / contract.RUN / "root"

@@ -24,7 +24,7 @@ _CHECKS_AT_A_TIME = 32
 
 
 class HostAnswer(Enum):
-    """The result of connecting to a host's ssh port, or to the socket of a worker on this machine."""
+    """The result of connecting to a host's ssh port, or to the socket of a worker on this machine, for messages."""
 
     READY = "answers"
     UNRESOLVED = "its name does not resolve"
@@ -134,7 +134,9 @@ class StartBarrier:
     """The start barrier of a job with several pods, on the side of one pod."""
 
     def __init__(self, settings: Settings, given_up: Callable[[], bool]) -> None:
-        """`given_up`: returns True when this pod does not wait any longer. The only pod of a job needs no place."""
+        """`given_up`: returns True when this pod does not wait any longer. A job with one pod needs no
+        `start_barrier` in its settings.
+        """
         self._settings = settings
         self._host, self._port = settings.start_barrier or ("127.0.0.1", 0)
         self._pods = settings.world_size // max(settings.pod.slots, 1)
@@ -143,7 +145,7 @@ class StartBarrier:
         self._served: Future[PodConnections | None] | None = None
 
     def open(self) -> None:
-        """Let the other pods connect in the background, if this is the pod of rank 0. It may not be ready yet."""
+        """Let the other pods connect in the background, if this is the pod of rank 0. The pod need not be ready."""
         if self._settings.pod.index == 0:
             self._served = ThreadPoolExecutor(1, "start-barrier").submit(self._serve)
 
@@ -195,13 +197,13 @@ class BarrierHost:
         self._ready = ready
         self._role, self._timeout = settings.pod.role, settings.peer_timeout
         self._others = range(1, pods)
-        # In rounds, the agent of this pod has a connection as the others have.
+        # In a job with rounds, the agent of this pod connects to the barrier, too, as the agents of other pods do.
         says = range(pods) if settings.pod.rounds else self._others
         self.hellos = {
             hello_of(settings.uid, settings.attempt, index).rstrip(b"\n"): Sender(index, settings.attempt)
             for index in says
         }
-        """The pods by the lines that they say."""
+        """The pods by the first lines of their connections."""
 
     def wait(self, connections: PodConnections, given_up: Callable[[], bool]) -> None:
         """Wait until all pods are ready, then let the others start.
@@ -269,7 +271,8 @@ def listener_on(host: str, port: int) -> socket.socket:
     if host in ("localhost", "127.0.0.1"):
         return socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
     if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # A machine with the code and without addresses of IPv6.
+        # The kernel may support IPv6 on a machine without an IPv6 address: then listen by IPv4.
+        with contextlib.suppress(OSError):
             return socket.create_server(
                 ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
             )
@@ -287,7 +290,7 @@ def _join(
     hello = hello_of(settings.uid, settings.attempt, settings.pod.index)
     answered_at = logged_at = time.monotonic()
     pause = FIRST_PAUSE_SECONDS
-    # Thousands of pods would load the cluster's DNS.
+    # Pause longer in a job with many pods: each attempt resolves a name, and thousands would load the cluster's DNS.
     longest_pause = min(LONGEST_PAUSE_SECONDS, max(0.25, pods / 1000))
     while not given_up():
         try:
@@ -303,7 +306,8 @@ def _join(
         except OSError as error:
             said = error.strerror or str(error)
         else:
-            # A proxy accepts and closes, a stopped process accepts and is silent. Only a line is an answer.
+            # Count only a line as an answer: a proxy may accept and close a connection, and a stopped process accepts
+            # it and sends nothing.
             if said != _NO_LINE and not said.startswith("refused"):
                 answered_at, pause = time.monotonic(), FIRST_PAUSE_SECONDS
         now = time.monotonic()
@@ -338,7 +342,7 @@ def _wait_for_go(connection: socket.socket, given_up: Callable[[], bool]) -> str
         heard_at = time.monotonic()
         *lines, received = (received + block).split(b"\n")
         if len(received) > _LINE_BYTES:
-            raise OSError("it sends no lines of a start barrier")
+            raise OSError(f"it is no start barrier: it sent a line of more than {_LINE_BYTES} bytes")
         for line in lines:
             if line + b"\n" == _GO:
                 return None

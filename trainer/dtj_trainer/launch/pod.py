@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 
-# The one deadline of a pod that is told to stop. It counts from the arrival of the signal.
+# Grace is the one deadline of a pod that is told to stop. The time counts from the arrival of the signal.
 #
-# All that still talks to the store ends by then: the last upload, the history's record, the end of tracking, and the
-# aborts of incomplete uploads. The kubelet kills the pod after its grace period, whatever is left.
+# All requests to the store end by the deadline: the last upload, the history's record, the end of tracking, and the
+# aborts of incomplete uploads. The kubelet kills the pod after its grace period in any case.
 
 REPORT_SECONDS = 10.0
 """Seconds of the grace period that the last upload leaves to what follows it."""
@@ -98,7 +98,7 @@ class Grace:
         return self._ends - REPORT_SECONDS - time.monotonic()
 
 
-# Names large files that a program writes where dtj does not keep them.
+# FilesOutside names large files that a program writes to folders which dtj does not keep.
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ FIRST_SECONDS, EVERY_SECONDS = 120.0, 600.0
 MOST_ENTRIES = 10_000
 LEAST_BYTES = 1_000_000
 MOST_NAMED = 10
-"""So many files are named in the life of a pod."""
+"""The most files that a pod names in its life."""
 
 
 class FilesOutside:
@@ -117,7 +117,7 @@ class FilesOutside:
     ) -> None:
         """`pids`: the processes of the programs. `kept`: the files and folders that dtj keeps, or has made.
 
-        `elsewhere`: a folder that the programs see with another content than this process.
+        `elsewhere`: a folder that has another content for the programs than for this process.
         """
         self._pids = pids
         self._kept = frozenset(map(os.path.realpath, kept))
@@ -298,7 +298,7 @@ class Pod:
         self._settings.progress_file.unlink(missing_ok=True)
         if self._settings.progress_port:
             try:
-                # Under `dtj run`, nobody on the network of this machine is to ask.
+                # Under `dtj run`, serve on loopback only: the machine's network may not be trusted.
                 host = "127.0.0.1" if self._settings.own_root else ""
                 self._server = StatusServer(
                     self._settings.progress_port, self._served, self._metrics, self.stacks.ask, host
@@ -346,14 +346,15 @@ class Pod:
             [settings.logs / name for name in names],
             folders,
             settings.attempt,
-            utilisation=(settings.root / contract.UTILISATION).resolve(),  # As /proc has it.
+            # Resolve links, because the working directories from /proc have no links either.
+            utilisation=(settings.root / contract.UTILISATION).resolve(),
             output=settings.read_output,
         )
 
     def _watch_files_outside(self) -> None:
         settings = self._settings
         if settings.artifacts_uri is None or (settings.own_root and settings.pod.uploads == "other"):
-            # On one machine, the pods share their working directory. One of them names the files in it.
+            # On one machine, the pods share their working directory: only one pod names the files there.
             return
         own = (*contract.FOLDERS, contract.DATA_CACHE, contract.UTILISATION, contract.METRICS_FILE)
         kept = [settings.checkpoints, *(settings.root / name for name in own)]
@@ -541,19 +542,20 @@ def _superseded(error: Superseded) -> PrerequisiteMissing:
     return PrerequisiteMissing(str(error), FailureClass.SUPERSEDED)
 
 
-# Logs that an earlier start in the same workspace has left, for example on a claim.
+# set_aside_earlier moves the logs that an earlier start has left in the same workspace, for example on a
+# PersistentVolumeClaim.
 
 EARLIER = ".earlier"
-"""The hidden folder, beside the logs, that has those of the start before. What is hidden is not uploaded."""
+"""The folder beside the logs that has the logs of the start before. Hidden folders are not uploaded."""
 
 
 def set_aside_earlier(root: Path) -> None:
-    """Move the logs and the utilisation of an earlier start aside: they are not lines of this one.
+    """Move the logs and the utilisation of an earlier start aside, so that their lines do not count for this start.
 
-    The bucket has them already, below the attempt that wrote them. The disk keeps those of one start.
+    The bucket has these files already, below the attempt that wrote them. The disk keeps the files of one start.
     """
     for folder in (root / contract.LOGS, root / contract.UTILISATION):
-        # There is no such folder, or the disk is full: then logs go on where the earlier ones end.
+        # Ignore a missing folder and a full disk. On a full disk, the new lines follow the earlier ones.
         with suppress(OSError):
             entries = [path for path in folder.iterdir() if path.name != EARLIER]
             if entries:
@@ -563,7 +565,7 @@ def set_aside_earlier(root: Path) -> None:
                 path.rename(folder / EARLIER / path.name)
 
 
-# Fetches the data of a built-in program while the program still imports its modules.
+# begin_staging fetches the data of a built-in program while the program still imports its modules.
 
 _BUILT_IN, _OTHER_DATA = "dtj_trainer.programs.", "--data"
 

@@ -27,10 +27,11 @@ SILENCE_SECONDS = 30
 _KEEPALIVE_SECONDS, _KEEPALIVE_EVERY = 10, 5
 _SPARE_FILES = 128
 _STRANGERS = 64
-"""So many connections without a hello are held. The oldest ones give way: others need the descriptors."""
+"""The most connections without a hello. Of more, the oldest are closed: the pods need the file descriptors."""
 _PAUSE_SECONDS = 0.05
 _AT_ONCE = 64
-"""So many lines are sent before answers are read, while their sockets are in the processor's cache."""
+"""The number of lines that `poll` sends before it reads: with more lines, the sockets of the first ones would have
+left the processor's cache when their answers are read."""
 _REFUSED = b"refused: this is the start barrier of another job or attempt\n"
 
 
@@ -82,7 +83,7 @@ def read_hello(line: bytes, job: str, attempt: int, pods: int) -> Sender | None:
     if not isinstance(said, dict) or said.get("job") != job:
         return None
     index, birth = said.get("index"), said.get("attempt")
-    # `True` is an int of Python.
+    # Compare types, because isinstance(True, int) is true.
     if type(index) is not int or type(birth) is not int or not 0 <= index < pods or birth < attempt:
         return None
     return Sender(index, birth)
@@ -100,7 +101,7 @@ def hold(connection: socket.socket) -> None:
 
 
 def break_off(connection: socket.socket) -> None:
-    """End a connection without closing it: who reads from it closes it."""
+    """End a connection without closing its socket: the thread that reads from the socket closes it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -119,7 +120,7 @@ class _Connection:
 
 
 class PodConnections:
-    """The server. A pod has one connection: the latest one of its latest birth. Not thread-safe."""
+    """The server. Each pod has one connection: the latest one of the pod with the latest birth. Not thread-safe."""
 
     def __init__(self, listener: socket.socket, hello: Callable[[bytes], Sender | None], pods: int) -> None:
         """Own the listener. `hello`: returns the pod that sends this first line, or None. `pods`: the most pods that
@@ -130,7 +131,7 @@ class PodConnections:
         """Connections without a hello, the oldest first."""
         self._connections: dict[int, _Connection] = {}
         self._of_pods: dict[int, _Connection] = {}
-        """The same by the pod's index."""
+        """The connections by the index of their pod."""
         self._outgoing: deque[tuple[_Connection, bytes]] = deque()
         self._numbers = 0
         self._selector = selectors.DefaultSelector()
@@ -211,7 +212,7 @@ class PodConnections:
         except OSError:
             sent = 0
         if sent < len(line):
-            # A few lines fit into the buffer of a socket: who has not read them has stopped.
+            # The buffer of a socket holds a few lines: a pod that has not read them has stopped.
             break_off(connection.socket)
 
     def drop(self, number: int) -> None:
@@ -224,7 +225,7 @@ class PodConnections:
         except BlockingIOError:
             return
         except OSError as error:
-            # Out of file descriptors, or a peer that has gone. The peer tries again.
+            # Go on: this process may have no free file descriptor, or the peer may have gone. The peer tries again.
             log.warning("a connection to the start barrier can't be accepted: %s", error)
             time.sleep(_PAUSE_SECONDS)
             return

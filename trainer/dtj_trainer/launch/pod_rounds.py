@@ -59,7 +59,7 @@ class PodRounds:
         self._link.happened(lambda agent, _: agent.done())
 
     def ended(self, number: int) -> None:
-        """Take in that nothing of the programs is left after EndPrograms of this round."""
+        """Take in that no process of the programs is left after EndPrograms of this round."""
         self._link.happened(lambda agent, _: agent.ended(number))
 
     def leave(self, why: str) -> None:
@@ -93,7 +93,7 @@ def free_port(first: int) -> int:
                 return found
         except OSError:
             continue
-    raise OSError("this pod has no free port")
+    raise OSError("no port is free in this pod for the next MASTER_PORT")
 
 
 def round_variables(environment: Mapping[str, str], go: Go) -> dict[str, str]:

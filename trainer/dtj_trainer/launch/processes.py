@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 
-# The processes of this machine, or of this container, as /proc shows them.
+# These functions read the processes of this machine, or of this container, from /proc.
 
 MOST_CHARACTERS = 300
 
@@ -47,7 +47,7 @@ def own_children() -> list[int]:
     """Return this process's children, ended ones among them."""
     own = os.getpid()
     try:
-        # Far cheaper than a look at all processes. A kernel may be built without these files, see proc(5).
+        # These files are far cheaper to read than /proc/*/stat. A kernel may be built without them, see proc(5).
         texts = [(task / "children").read_text() for task in numbered(Path(f"/proc/{own}/task"))]
     except OSError:
         return children_by_parent().get(own, [])
@@ -86,7 +86,7 @@ def read(path: Path) -> str:
         return ""
 
 
-# The programs that run in a pod, and whether the kernel has begun to end one of them.
+# RunningPrograms has the programs that run in a pod. `runs` reads whether the kernel has begun to end a process.
 
 _STATE, _FLAGS = 0, 6
 """Fields of /proc/<pid>/stat after the command's name, see proc_pid_stat(5)."""
@@ -154,7 +154,7 @@ def adopt_orphans() -> None:
 
 
 class LeftBehind(NamedTuple):
-    """What programs have left behind."""
+    """The result of ending the processes that programs have left behind."""
 
     torn: list[Path]
     """Files that a process had open for writing when it was killed: they may be incomplete."""
@@ -163,7 +163,7 @@ class LeftBehind(NamedTuple):
 
 
 def end_descendants(kept: Iterable[Path], patience: float = END_BY_ITSELF_SECONDS) -> LeftBehind:
-    """End what the ended programs of this process have left behind; do nothing in a process that adopts no orphans.
+    """End the processes that the ended programs of this process have left; do nothing where orphans are not adopted.
 
     Processes in this process's own group are its helpers, and stay. `kept`: the folders in which files are of use
     only when they are complete. `patience`: seconds in which processes may end by themselves.
@@ -174,9 +174,10 @@ def end_descendants(kept: Iterable[Path], patience: float = END_BY_ITSELF_SECOND
 
 
 def end_adopted(parent: int, belongs: Callable[[int], bool], kept: Iterable[Path]) -> LeftBehind:
-    """End what an ended program has left to another process of the pod, which adopts orphans.
+    """End the processes that an ended program has left to another process of the pod, which adopts orphans.
 
-    `parent`: that process, whose helpers stay. `belongs`: whether a child of `parent` is of the program.
+    `parent`: the process that adopts orphans, whose helpers stay. `belongs`: whether a child of `parent` is of the
+    program.
     """
 
     def left() -> list[int]:
@@ -204,7 +205,7 @@ def stop_writers(group: int, kept: Iterable[Path]) -> list[Path]:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGSTOP)
     files = _files_by_place(kept)
-    # Not only descendants: a program that started by a spare is none of the wrapper of its rank.
+    # Look at all processes: a program that was a spare before is no descendant of its rank's wrapper.
     pids = (int(path.name) for path in numbered(Path("/proc")))
     members = [pid for pid in pids if _group_of(pid) == group]
     return [path for pid in members for path in _torn_by(pid, files)]
@@ -213,7 +214,7 @@ def stop_writers(group: int, kept: Iterable[Path]) -> list[Path]:
 def _torn_by(pid: int, files: Mapping[int, Mapping[int, Path]]) -> list[Path]:
     torn = _written_by(pid, files)
     for path in torn:
-        log.warning("process %d was writing %s", pid, path)
+        log.warning("process %d was writing %s when it was killed: the file is not uploaded", pid, path)
     return torn
 
 
@@ -221,7 +222,9 @@ def _kill(find: Callable[[], list[int]], kept: Iterable[Path]) -> LeftBehind:
     deadline, told = time.monotonic() + KILL_SECONDS, set[int]()
     left, torn = find(), list[Path]()
     while left and time.monotonic() < deadline:
-        for pid in left:  # Before any ends: another one might start a new one, or complete what it does.
+        # Stop all processes before the first one is killed: a process that sees another one end might start a new
+        # process, or complete a file.
+        for pid in left:
             _send(pid, signal.SIGSTOP)
         new = set(left) - told
         files = _files_by_place(kept) if new else {}
@@ -234,7 +237,7 @@ def _kill(find: Callable[[], list[int]], kept: Iterable[Path]) -> LeftBehind:
         time.sleep(POLL_SECONDS)
         left = find()
     if left:
-        log.warning("processes can't be ended: %s", ", ".join(map(str, left)))
+        log.warning("processes of the program do not end after SIGKILL: %s", ", ".join(map(str, left)))
     return LeftBehind(torn, left)
 
 

@@ -50,7 +50,7 @@ class ProgramEnd:
     stop_signal: int | None = None
     """The signal that asked the program to stop."""
     rest_ended: bool = False
-    """Whether other processes of the program outlived the first one, which died of that signal, and then ended."""
+    """Whether other processes of the program outlived the first one, which died of `signal`, and then ended."""
     torn: tuple[Path, ...] = field(default=(), compare=False)
     """Files that other processes of the program were writing when they were killed after its end."""
     at: float = field(default_factory=time.monotonic, compare=False)
@@ -134,12 +134,12 @@ class Starter:
         return start_process(command, environment, folder)
 
     def oom_kills(self) -> int | None:
-        """Return how many processes of the container's programs the kernel has killed; None if nobody knows."""
+        """Return how many processes of the container's programs the kernel has killed; None if unknown."""
         return oom_kills()
 
 
 class Program:
-    """One run of a command. Construct it and call `run` in the main thread."""
+    """One run of a command. Construct it and call `start` in the main thread."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class Program:
             self._signal_group(signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill the program because its round ends. Its death counts as asked for, an end before as its own."""
+        """Kill the program because its round ends. Only an end by this kill counts as asked for, no earlier end."""
         if self._process is not None and not self._over:
             self._stop_signal = signal.SIGKILL
             self.kill()
@@ -303,8 +303,10 @@ def _exit_code(process: Started) -> int:
 
 
 def _not_found(command: str, error: FileNotFoundError) -> str:
-    if error.filename not in {command, None} or os.path.exists(command):  # noqa: PTH110 - a command, not a path
-        return f"{command} can't be run: the interpreter it names, or its working directory, is missing"
+    if error.filename not in {command, None}:
+        return f"{command} can't be run: its working directory {error.filename} does not exist"
+    if os.path.exists(command):  # noqa: PTH110 - a command, not a path
+        return f"{command} can't be run: the interpreter that it names, for example after #!, does not exist"
     if "/" in command:
         return f"{command} does not exist in the image"
     return f"{command} is not on the PATH of the image"
@@ -326,7 +328,7 @@ def _first_of_all(rest: Callable[[], None]) -> Callable[[], None]:
     return ask
 
 
-# The user's program: its output goes to a log and to stdout, and its last lines are remembered.
+# LoggedProgram runs the user's program: its output goes to a log and to stdout, and its last lines are remembered.
 
 REMEMBERED_LINES = 200
 """Enough for the exceptions of a pod's ranks with their C++ frames, and torchrun's table after them."""

@@ -103,7 +103,7 @@ class ProgramGroup:
 
     @property
     def runs(self) -> bool:
-        """Whether a program runs, or its end was not taken in."""
+        """Whether a program runs, or `take` has not got its end yet."""
         return len(self._ended) < self._expected
 
     @property
@@ -127,7 +127,8 @@ class ProgramGroup:
         pod.note_torn(end.torn)
         if (patience := latest.patience) is not None:
             self._end_others_at = min(self._end_others_at, time.monotonic() + patience)
-        # The others stay registered: no upload may take their files for closed before `Pod.finish` says so.
+        # Keep a killed program, and the last one, registered: no upload may take their files for complete before
+        # `Pod.finish`.
         if self.runs and not cut_off(end, latest.report):
             pod.programs.ended(member.name)
         return latest
@@ -143,7 +144,7 @@ class ProgramGroup:
             self.stop_soon(signal.SIGTERM, KILL_SECONDS)
 
 
-# Derives the end of a pod from the ends of its programs.
+# These functions derive the end of a pod from the ends of its programs.
 
 
 def decisive(ended: Sequence[Ended], stop_signal: int | None) -> Ended:
@@ -200,7 +201,7 @@ def pod_exit(ended: Sequence[Ended], stop_signal: int | None, *, alone: bool) ->
     return report
 
 
-# The ranks of a PyTorch job in one pod: their environments, commands and programs.
+# These functions make the environments, commands and programs of a PyTorch job's ranks in one pod.
 
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 

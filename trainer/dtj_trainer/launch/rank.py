@@ -31,7 +31,7 @@ mpirun ends all ranks after the first one."""
 def run_rank(settings: Settings, command: Sequence[str]) -> int:
     """Run one rank's program. The exit code of the wrapper is the program's."""
     if settings.local_workers:
-        # On other hosts, the ranks of a killed launcher end with its connection.
+        # On this machine, a rank has no ssh connection whose break would end it after the launcher is killed.
         die_with_parent()()
     supervisor = connect(settings.control_socket)
     if supervisor is None:
@@ -45,7 +45,7 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     rounds = settings.pod.rounds
     starter = None
     if rounds and rounds.spare:
-        from dtj_trainer.launch.spare_starts import RankStarter  # Few jobs keep spares.
+        from dtj_trainer.launch.spare_starts import RankStarter  # Import here, because few jobs keep spares.
 
         starter = RankStarter(settings.control_socket, rank, settings.round)
     # The launcher recognizes lines of ranks, as opposed to mpirun's own, by the prefix.

@@ -63,7 +63,8 @@ from dtj_trainer.launch.termination import RankExit, forget_termination, write_t
 from dtj_trainer.launch.tracking import tracker_variables
 from dtj_trainer.launch.world_check import LOCAL_RANK, WorldCheck
 
-# Finds the tasks of a TensorFlow cluster that do not answer: TensorFlow reports their loss only as some error.
+# silent_servers finds the tasks of a TensorFlow cluster that do not answer: TensorFlow reports their loss by any of
+# many errors.
 
 CONNECT_SECONDS = 3.0
 _CHECKS_AT_A_TIME = 32
@@ -297,7 +298,7 @@ class Replica:
         pod.note_torn(self._leftovers.end_processes(self._start.group.end))
 
     def _programs_gone(self, pod: Pod) -> None:
-        """Remove what is left of killed programs, and say so."""
+        """Remove what is left of killed programs, and report it to the rounds' agent."""
         assert self._joined
         assert self._leftovers
         self._start.gone = True
@@ -363,7 +364,7 @@ class Replica:
     def _check_world(self, start: _Start) -> WorldCheck | None:
         """Watch the ranks that the user's programs start."""
         by_command = start.members[0].settings.rank is None
-        # In the pod of a command, LOCAL_RANK may be the job's own variable: a process that has it may be no rank.
+        # If one command starts the pod's ranks, LOCAL_RANK may be a variable of the job: then it proves no rank.
         if not self._settings.pod.slots or (by_command and LOCAL_RANK in self._settings.environment):
             return None
         programs = {
@@ -374,7 +375,7 @@ class Replica:
 
         def stop() -> None:
             start.group.stop_soon(signal.SIGTERM, KILL_SECONDS)
-            self._events.put(Leaves("runs ranks of another world"))
+            self._events.put(Leaves("runs other ranks than the job asks for"))
 
         check = WorldCheck(self._settings, programs, stop, by_command=by_command)
         check.start()
@@ -458,7 +459,8 @@ class Replica:
                     exit_report = self._upload_stopped(number, str(error))
                 self._succeeded = False
                 return self._report_exit(exit_report, first)
-            if error.cause != FailureClass.SUPERSEDED:  # The termination message reports it.
+            # The termination message already reports that a later attempt has taken over.
+            if error.cause != FailureClass.SUPERSEDED:
                 log.warning("%s", error)
         pod.end_tracking(
             "KILLED" if stop_signal else "FAILED" if failed else "FINISHED",
@@ -475,7 +477,7 @@ class Replica:
         return exit_report["exitCode"]
 
     def _explain(self, exit_report: RankExit) -> None:
-        """Extend the message of a bare exit code, if the program may have lost servers together with their node."""
+        """Extend a message that has only an exit code, if tasks of TF_CONFIG do not answer, as on a lost node."""
         if silent := silent_servers(self._settings.environment):
             exit_report["class"] = FailureClass.CONNECTION_LOST
             exit_report["message"] += f", while {', '.join(silent[:MOST_NAMES])} did not answer"

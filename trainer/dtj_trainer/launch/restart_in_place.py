@@ -47,12 +47,12 @@ programs that lost the connection."""
 READY_SECONDS = 60.0
 """The longest time from `stop` to the last `ready`: 50 s for the memory of GPUs, and some for the processes."""
 WAIT_SECONDS = 15.0
-"""Seconds between two `wait` messages, by which the coordinator tells what it waits for."""
+"""Seconds between two `wait` messages, which name what the coordinator waits for."""
 _MOST_NAMES = 20
 _RANK_0 = 0
 """The index of the pod of rank 0."""
 _NO_PORT = contract.START_BARRIER_PORT
-"""In `go` where nothing listens on a MASTER_PORT."""
+"""The port in `go` for a job whose ranks use no MASTER_PORT."""
 _LEFT_AFTER_SIGTERM = 128 + signal.SIGTERM
 NEVER_IN_PLACE = frozenset[str](
     {
@@ -65,7 +65,7 @@ NEVER_IN_PLACE = frozenset[str](
         FailureClass.SUPERSEDED,
     }
 )
-"""The same pods would fail again."""
+"""After these failures, ranks are not restarted in place: the same pods would fail again."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ class PodEnd:
 
 @dataclass(frozen=True)
 class Past:
-    """What the pods have been through.
+    """The state of the job from which `decide_round` decides.
 
-    `round`: the one that ended, 0 for the first start, so that this is also the number of restarts in place.
+    `round`: the round that ended, 0 for the first start, so that this is also the number of restarts in place.
     `before`: the program's restarts when the pods were made. `began_with`: the snapshot of the last `go`. `newest`:
-    the newest one that can be restored. `port`: a free MASTER_PORT.
+    the newest snapshot that can be restored. `port`: a free MASTER_PORT.
     """
 
     round: int
@@ -114,7 +114,7 @@ def cause_of(ends: Sequence[PodEnd]) -> RankExit | None:
 
 
 def _told_to_all(report: RankExit | None) -> RankExit | None:
-    """Return what each pod gets of the cause: thousands of pods get it."""
+    """Return the part of the cause that each pod gets: a short one, because thousands of pods may get it."""
     if report is None:
         return None
     told = RankExit(**report)
@@ -251,7 +251,7 @@ class Coordinator:
     def joined(
         self, connection: int, index: int, birth: int, join: Join, now: float
     ) -> list[CoordinatorAction]:
-        """Take in a pod. `index`: below the number of pods. `birth`: the attempt in which the pod was made."""
+        """Take in that a pod joins. `index`: below the number of pods. `birth`: the attempt in which it was made."""
         if self.over:
             return [Say(connection, End(self._why)), Close(connection)]
         known = self._pods.get(index)
@@ -260,7 +260,7 @@ class Coordinator:
         if self._phase is _Phase.JOINING and join.round != 0:
             return self._end(f"{self._names[index]} has not started its programs with the others")
         if known and birth > known.birth and not (self._stopping and index in self._ended):
-            return self._end(f"{self._names[index]} was replaced while its ranks may run")
+            return self._end(f"{self._names[index]} was replaced while ranks of the former pod may still run")
         actions: list[CoordinatorAction] = []
         if known and known.connection is not None:
             del self._connected[known.connection]
@@ -270,7 +270,7 @@ class Coordinator:
         self._lost_since.pop(index, None)
         self._ready.discard(index)
         if self._asks and index == _RANK_0:
-            self._preparing = False  # It is asked again.
+            self._preparing = False  # `seek` is sent again, on the new connection.
         if self._phase is _Phase.JOINING and len(self._connected) == self._count:
             self._phase = _Phase.RUNNING
             actions.append(Tell(Joined()))
@@ -340,14 +340,14 @@ class Coordinator:
         return [] if self.over else self._end(why)
 
     def closes(self) -> list[CoordinatorAction]:
-        """Take in that the coordinator's own pod ends. Programs of other pods go on."""
+        """Take in that the coordinator's own pod ends. The programs of other pods continue."""
         return [] if self.over else self._end("the pod that coordinates the restarts has ended")
 
     def tick(self, now: float) -> list[CoordinatorAction]:
         """Take in that time has passed. Call it at least once a second."""
         if self.over:
             return []
-        # The first entry is the oldest one.
+        # The dictionary is in the order of the losses: the first entry is the oldest one.
         for index, since in self._lost_since.items():
             if now - since < BACK_SECONDS:
                 break
@@ -355,7 +355,7 @@ class Coordinator:
         if self._phase is _Phase.RUNNING and now >= self._stop_at:
             return self._stop(now)
         if now >= self._deadline:
-            return self._end(f"too late: {self._missing()}")
+            return self._end(f"the time limit for the restart has passed: {self._missing()}")
         if now >= self._wait_at:
             self._wait_at = now + self._wait_seconds
             return [Tell(Wait(self._missing()))]

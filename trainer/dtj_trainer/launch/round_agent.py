@@ -1,4 +1,4 @@
-"""The side of one pod in the rounds of a job: see `rounds`. Does no I/O, and reads no clock."""
+"""The side of one pod in the rounds of a job: see `restart_in_place`. Does no I/O, and reads no clock."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Agent:
         actions: list[AgentAction] = [Send(Join(self.round))]
         if self.round is not None and self._report is not None:
             actions.append(Send(Failed(self.round, self._report)))
-        return actions  # The coordinator repeats `stop`.
+        return actions  # The coordinator repeats a `stop` that this pod has missed.
 
     def broke(self, now: float) -> list[AgentAction]:
         """Take in the end of the connection, or its silence. The pod connects again and again until it is over."""
@@ -123,7 +123,7 @@ class Agent:
             return []
         self._connected = False
         if self._state is _State.JOINING:
-            return self._leave_rounds("the coordinator holds no rounds")
+            return self._leave_rounds("the pod of the coordinator restarts no ranks in place")
         self._owed(now)
         return self._end_programs()
 
@@ -169,9 +169,9 @@ class Agent:
         return [*actions, *self._leave_rounds("")]
 
     def ended(self, number: int) -> list[AgentAction]:
-        """Take in that no process of a round's programs is left. Their failures have been told.
+        """Take in that no process of a round's programs is left. Call it after `failed` for their failures.
 
-        A pod may say so twice, and the second time when the next round has begun.
+        A pod may call it twice, and the second time after the next round has begun.
         """
         if number != self.round:
             return []
@@ -204,7 +204,7 @@ class Agent:
 
     def _stop(self, number: int, now: float) -> list[AgentAction]:
         if number != self.round:
-            self._report = None  # The pod missed a `go`: the failure is of an earlier round.
+            self._report = None  # The pod missed a `go`: its failure belongs to an earlier round.
         self.round = number
         self._owed(now)
         return self._end_programs() or (self._send(Ready(number)) if self._state is _State.READY else [])

@@ -1,9 +1,9 @@
-"""The messages by which the agents of a job agree on a round: what they say, and their form on the wire.
+"""The messages by which the agents of a job agree on a round: their content, and their form on the wire.
 
 A *round* is one start of all ranks in living pods. One agent is the *coordinator*. The others keep a connection each
-to its start barrier. A message is a line: a JSON object of at most LINE_BYTES with the line feed. Whoever reaches the
-port can write messages. So a message has numbers, a hash, and texts that are only shown: nothing that arrives starts
-other words than those of the pod.
+to its start barrier. A message is a line: a JSON object of at most LINE_BYTES with the line feed. Any client that
+reaches the port can write messages. So a message has only numbers, a hash, and texts that are only shown: no message
+can make a pod run another command.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dtj_trainer.launch.pod_connections import LINE_BYTES
 from dtj_trainer.launch.termination import RankExit, encode, fitted_to
 
 PROTOCOL = 1
-"""The version in `join`. An agent of another version holds no rounds with this one."""
+"""The version of the messages, in `join`. Ranks are restarted in place only if all agents have the same version."""
 REPORT_BYTES = 3500
 LONGEST_TEXT = 500
 """Characters of a text that is only shown."""
@@ -52,7 +52,7 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True)
 class Join:
-    """The agent holds rounds. `round`: the last one that it has started; None: it has started no program yet."""
+    """The agent takes part in rounds. `round`: the last one that it started; None: it has started no program yet."""
 
     round: int | None = 0
     protocol: int = PROTOCOL
@@ -68,7 +68,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Done:
-    """All programs of the pod succeeded. The pod goes on to its last upload and ends: no loss."""
+    """All programs of the pod succeeded. The pod uploads the rest and ends: the end of its connection is no loss."""
 
     round: int
 
@@ -99,7 +99,7 @@ class Leave:
 AgentMessage = Join | Failed | Done | Ready | Found | Leave
 
 
-# --- what the coordinator says -----------------------------------------------------------------
+# --- messages of the coordinator to the agents ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,14 @@ class Joined:
 
 @dataclass(frozen=True)
 class Stop:
-    """End all programs of this round, then say `ready`."""
+    """End all programs of this round, then send `ready`."""
 
     round: int
 
 
 @dataclass(frozen=True)
 class Seek:
-    """Find the newest snapshot. Only the pod of rank 0 hears it, after all pods have said `ready`."""
+    """Find the newest snapshot. Only the pod of rank 0 gets this message, after all pods have sent `ready`."""
 
     round: int
 
@@ -144,7 +144,7 @@ class End:
 
 @dataclass(frozen=True)
 class Wait:
-    """The coordinator lives. `why`: what it waits for."""
+    """The coordinator still works. `why`: what it waits for."""
 
     why: str
 
@@ -196,32 +196,32 @@ _Content = Mapping[str, Any]
 
 def _read(line: bytes, known: Mapping[str, Callable[[_Content], object]]) -> object:
     if len(line) > LINE_BYTES:
-        raise InvalidMessage(f"a message has at most {LINE_BYTES} bytes")
+        raise InvalidMessage(f"a message must have at most {LINE_BYTES} bytes, not {len(line)}")
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):
-        raise InvalidMessage("a message is a JSON object") from None
+        raise InvalidMessage("a message must be a JSON object") from None
     if not isinstance(content, dict):
-        raise InvalidMessage("a message is a JSON object")
+        raise InvalidMessage("a message must be a JSON object")
     word = content.get("say")
     read = known.get(word) if isinstance(word, str) else None
     if read is None:
-        raise InvalidMessage(f"`say` is one of {', '.join(known)}")
+        raise InvalidMessage(f"`say` must be one of {', '.join(known)}")
     return read(content)
 
 
 def _number(content: _Content, name: str, least: int, most: int) -> int:
     value = content.get(name)
-    # `True` is an int of Python.
+    # Compare types, because isinstance(True, int) is true.
     if type(value) is not int or not least <= value <= most:
-        raise InvalidMessage(f"`{name}` is a number from {least} to {most}")
+        raise InvalidMessage(f"`{name}` must be a whole number from {least} to {most}")
     return value
 
 
 def _text(content: _Content, name: str, most: int) -> str:
     value = content.get(name)
     if not isinstance(value, str) or len(value) > most:
-        raise InvalidMessage(f"`{name}` is a text of at most {most} characters")
+        raise InvalidMessage(f"`{name}` must be a string of at most {most} characters")
     return _printable(value)
 
 
@@ -239,10 +239,10 @@ def _failed(content: _Content) -> Failed:
 
 
 def _report(message: _Content, name: str) -> RankExit:
-    """Return the known fields of a report. The rest is of no use to other pods."""
+    """Return the known fields of a report. Other pods do not use the other fields."""
     content = message.get(name)
     if not isinstance(content, dict):
-        raise InvalidMessage(f"`{name}` is an object")
+        raise InvalidMessage(f"`{name}` must be an object")
     report: RankExit = {
         "class": _text(content, "class", 64),
         "message": _text(content, "message", REPORT_BYTES),
@@ -250,7 +250,7 @@ def _report(message: _Content, name: str) -> RankExit:
         "index": _number(content, "index", 0, _MOST_PODS),
     }
     if not _CLASS.fullmatch(report["class"]):
-        raise InvalidMessage("`class` is a class of failures")
+        raise InvalidMessage("`class` must be a failure class: 1 to 64 letters")
     if "role" in content:
         report["role"] = _text(content, "role", 63)
     if "host" in content:
@@ -261,7 +261,7 @@ def _report(message: _Content, name: str) -> RankExit:
         report["signal"] = _number(content, "signal", 1, 64)
     lines = content.get("lastLogLines", [])
     if not isinstance(lines, list) or not all(isinstance(each, str) for each in lines):
-        raise InvalidMessage("`lastLogLines` is a list of texts")
+        raise InvalidMessage("`lastLogLines` must be a list of strings")
     if lines:
         report["lastLogLines"] = [_printable(each) for each in lines]
     return report
@@ -289,10 +289,10 @@ def _snapshot(message: _Content) -> Snapshot | None:
     if content is None:
         return None
     if not isinstance(content, dict):
-        raise InvalidMessage("`snapshot` is an object")
+        raise InvalidMessage("`snapshot` must be an object")
     sha256 = content.get("sha256")
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise InvalidMessage("`sha256` has 64 hex digits")
+        raise InvalidMessage("`snapshot.sha256` must have 64 hex digits")
     return Snapshot(
         _number(content, "claim", 0, _MOST_NUMBER), _number(content, "number", 0, _MOST_NUMBER), sha256
     )

@@ -1,4 +1,4 @@
-"""The connections of the rounds: the coordinator's server, and an agent's link to it. What is said is in `rounds`.
+"""The connections of the rounds: the coordinator's server, and an agent's link to it, for `round_messages`.
 
 The server has one thread and one selector, however many pods there are. A link has one thread.
 """
@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 _PREPARING_POLL_SECONDS = 0.02
 _LONGEST_JOIN_PAUSE_SECONDS = 15.0
-"""Where the port is blocked, thousands of agents try to join as long as the job runs."""
+"""The longest pause between two attempts to join: if the coordinator's port is blocked, thousands of agents may try
+as long as the job runs."""
 
 
 class RoundServer:
@@ -67,7 +68,7 @@ class RoundServer:
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
 
     def start(self) -> int:
-        """Serve in the background until `close`; return the thread. Who joins after the last round hears `end`."""
+        """Serve in the background until `close`; return the thread. An agent that joins too late gets `end`."""
         self._thread.start()
         assert self._thread.ident is not None
         return self._thread.ident
@@ -109,7 +110,7 @@ class RoundServer:
         try:
             message = agent_message(line)
         except InvalidMessage as error:
-            log.warning("pod %d sent an invalid message: %s", pod.index, error)
+            log.warning("the pod with index %d sent an invalid message about restarts: %s", pod.index, error)
             self._connections.drop(number)
             return self._take(Went(number), now)
         if number in self._joined:
@@ -140,8 +141,8 @@ class RoundServer:
         try:
             newest, port = prepared.result()
         except Exception as error:
-            log.exception("no checkpoint for a restart in place")
-            return self._coordinator.unprepared(f"no checkpoint for a restart in place: {error}")
+            log.exception("the restart in place can't be prepared")
+            return self._coordinator.unprepared(f"the restart in place can't be prepared: {error}")
         return self._coordinator.prepared(newest, port, now)
 
 
@@ -173,7 +174,7 @@ class RoundLink:
     def happened(self, event: Callable[[Agent, float], list[AgentAction]]) -> None:
         """Take in an event of the pod, for example `lambda agent, now: agent.failed(report, now)`.
 
-        Not from a handler of signals: it may interrupt another event.
+        Do not call it in a signal handler, which may interrupt another call.
         """
         with self._lock:
             self._act(event(self._agent, time.monotonic()))
@@ -195,7 +196,10 @@ class RoundLink:
                 pause = FIRST_PAUSE_SECONDS
             except OSError as error:
                 if self._agent.began:
-                    log.info("the coordinator can't be reached: %s", error.strerror or error)
+                    log.info(
+                        "the pod that coordinates restarts in place can't be reached: %s",
+                        error.strerror or error,
+                    )
             connection = None
             self.happened(lambda agent, now: agent.broke(now))
             self.happened(lambda agent, now: agent.tick(now))
@@ -232,8 +236,11 @@ class RoundLink:
         try:
             message = coordinator_message(line)
         except InvalidMessage as error:
-            # The start barrier says other lines before `go`, and refuses a pod of an earlier attempt in a text.
-            log.info("%s (%s)", line[:LINE_BYTES].decode(errors="replace"), error)
+            # The start barrier sends texts in place of messages before `go`, and to a pod of an earlier attempt.
+            text = line[:LINE_BYTES].decode(errors="replace")
+            log.info(
+                "the pod that coordinates restarts in place sent a text, no message (%s): %s", error, text
+            )
             return
         self.happened(lambda agent, now: agent.heard(message, now))
         if isinstance(message, Joined):

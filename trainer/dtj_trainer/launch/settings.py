@@ -80,7 +80,7 @@ class Settings:
     peers: PeerHosts | None = None
     """The pods that restore with this one, if there are any."""
     history: contract.History | None = None
-    """What the operator tells the pod for the job's history; None: the pod writes no history."""
+    """The operator's part of the job's history, which the pod writes; None: the pod writes no history."""
     code: tuple[str, str] | None = None
     """Path or `s3://` URI of the archive of `spec.code`, and its digest; None: the program is in the image."""
     packages: tuple[str, str] | None = None
@@ -250,7 +250,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         except ValueError:
             value = -1.0
         if not 0 <= value < 1e9:
-            raise SettingsError(f"{name} must be a number of {unit}, not {text!r}")
+            raise SettingsError(f"{name} must be a number of {unit} from 0 to 1e9, not {text!r}")
         return value
 
     try:

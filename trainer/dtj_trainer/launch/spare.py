@@ -1,8 +1,8 @@
 """Keeps a warm spare beside each program of a pod: an interpreter that has imported what the program imports.
 
 A program that is started again takes the spare, and saves the imports, most of the time from a failure to the next
-step. A spare is a new process, never a fork, and is used once. Whatever is wrong with a spare ends the spare, and the
-program starts as without one. Commands without a spare start as they are: see `python_command`.
+step. A spare is a new process, never a fork, and is used once. A spare with any fault is ended, and its program
+starts as without spares. `python_command` decides which commands can have a spare; others start as they are.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FIRST_BYTES = 512 << 20
 """The memory that the first spare is expected to take at most. PyTorch's imports take half of it."""
 
 
-# Which commands have a spare.
+# python_command decides which commands can have a spare.
 
 _PYTHON = re.compile(r"python[0-9.]*")
 _FLAGS, _WITH_VALUE = frozenset("bBdEIOPqRsSuv"), "WX"
@@ -109,7 +109,7 @@ def _before_value(letters: str) -> Iterator[str]:
         yield letter
 
 
-# One spare.
+# _Spare is one spare: its process, and the connection to it.
 
 
 @dataclass(eq=False)
@@ -157,11 +157,13 @@ class _Spare:
             if environment.get(name) != self.environment.get(name)
         }
         if not self.ready or self.fault:
-            self.fault = self.fault or "it still imports"
-        elif python.interpreter != self.python.interpreter or not all(map(CHANGING.fullmatch, changed)):
-            self.fault = f"the command or the environment changes: {' '.join(sorted(changed.keys()))}"
+            self.fault = self.fault or "it still imports modules"
+        elif python.interpreter != self.python.interpreter:
+            self.fault = "the interpreter of the command, or its flags, changed"
+        elif fixed := sorted(name for name in changed if not CHANGING.fullmatch(name)):
+            self.fault = f"variables of the environment changed: {' '.join(fixed)}"
         elif around != self.around:
-            self.fault = "the processors, the limits or the umask change"
+            self.fault = "the processors, the resource limits or the umask of the program changed"
         else:
             self.fault = self._start(python, changed, folder or Path.cwd())
         return not self.fault
@@ -180,7 +182,7 @@ class _Spare:
         )
         try:
             self.connection.settimeout(ANSWER_SECONDS)
-            # The form is that of every version of Python; the interpreter may be another one than this.
+            # Use version 2 of the format: the spare's interpreter may have another version of Python than this one.
             self.connection.sendall(marshal.dumps(told, 2))
             self.connection.shutdown(socket.SHUT_WR)
         except OSError as error:
@@ -209,7 +211,7 @@ class _Spare:
         self.ended = True
         others = with_descendants(self.process.pid)[1:] if self.process.poll() is None else []
         self.process.kill()
-        for pid in others:  # What an import has started, such as a compiler.
+        for pid in others:  # Kill also what an import has started, such as a compiler.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -222,7 +224,7 @@ class _Spare:
         try:
             self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            raise TimeoutError(None, "a spare of it can't be killed") from None
+            raise TimeoutError(None, "its warm spare does not end after SIGKILL") from None
 
     def was_oom_killed(self) -> bool:
         """Whether somebody else than this pod killed the spare: the kernel, for want of memory."""
@@ -234,7 +236,7 @@ def _reason(said: bytes | None) -> str:
         return "it does not answer"
     if said.startswith(spare_program.FAILED):
         return said.removeprefix(spare_program.FAILED).decode(errors="replace").strip()
-    return "it has ended" if not said else f"it says {said[:100]!r}"
+    return "it has ended" if not said else f"it sent the unknown line {said[:100]!r}"
 
 
 def private_bytes(pid: int) -> int:
@@ -246,13 +248,13 @@ def private_bytes(pid: int) -> int:
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
-# The spares of a pod.
+# Spares starts, uses and ends the spares of a pod's programs.
 
 
 class Recording(NamedTuple):
     """The start of a program that notes its imports in the memory file with the descriptor `memory`.
 
-    `words`: the command. Its word `at` says the descriptor, which the process that starts the program may change.
+    `words`: the command. Its word `at` names the descriptor, which the process that starts the program may change.
     """
 
     words: list[str]
@@ -293,7 +295,7 @@ class Spares:
         """The memory of the largest spare so far, in bytes."""
         self._oom_kills = 0
         self._lock = threading.Lock()
-        """Held while a spare changes hands: the look at the memory must not kill one that becomes the program."""
+        """Held while a spare is taken out of its seat: `make_room` must not kill a spare that becomes the program."""
         self._closed = threading.Event()
         self._watching = False
 
@@ -337,7 +339,8 @@ class Spares:
         if spare is not None:
             by_spare = python is not None and spare.use(python, environment, folder, around)
             if not by_spare:
-                log.info("%s starts without its warm spare: %s", name, spare.fault or "the command changes")
+                why = spare.fault or "the new command can have no spare"
+                log.info("%s starts without its warm spare: %s", name, why)
                 self._count(spare)
                 spare.end()
         if python is None or self._closed.is_set():
@@ -356,7 +359,7 @@ class Spares:
         return Recording(words, len(python.interpreter) + 1, seat.record)
 
     def runs(self, name: str, runs: Callable[[], bool]) -> None:
-        """Say how it is known whether the program with this name runs."""
+        """Set the function that returns whether the program with this name runs."""
         self._seats[name].runs = runs
 
     def tend(self, saved: Callable[[], bool]) -> None:
@@ -381,7 +384,7 @@ class Spares:
                 self._taken = max(self._taken, spare.size)
                 log.info("%s has a warm spare of %.0f MB", seat.name, spare.size / 1e6)
             importing = importing or not spare.ready
-        # One at a time: the size of the first one tells whether there is room for the next one.
+        # Start one spare at a time: the size of the first spare shows whether there is room for the next one.
         due = next((seat for seat in self._seats.values() if self._is_due(seat, saved)), None)
         if due and not importing and self._room() >= 2 * (self._taken or FIRST_BYTES):
             self._start_spare(due)
@@ -408,7 +411,8 @@ class Spares:
         why = "the memory is needed" if made_room else spare.fault
         log.warning("%s has no warm spare%s: %s", seat.name, " for now" if made_room else "", why)
         self._count(spare)
-        with contextlib.suppress(TimeoutError):  # It was not told to run the program.
+        # Go on if the spare does not end: it can't have become the program, because it was not told to.
+        with contextlib.suppress(TimeoutError):
             spare.end()
 
     def _count(self, spare: _Spare) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # Without `typing`, which the program may not import.
+TYPE_CHECKING = False  # Not imported from `typing`: the program may not import that module.
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from importlib.machinery import ModuleSpec
@@ -26,21 +26,22 @@ if TYPE_CHECKING:
 RECORD_BYTES = 1 << 20
 """The size of the memory file. What does not fit is not noted."""
 OOM_SCORE = "1000"
-"""Of a process that waits: when memory is short, the kernel kills this one first."""
+"""The oom_score_adj of a process that waits: when memory is short, the kernel kills this process first."""
 READY, STARTED, FAILED = b"ready\n", b"started\n", b"failed "
-"""What the process says on the socket. Why it failed follows FAILED."""
+"""The lines that the process sends on the socket. The reason of the failure follows FAILED."""
 _OOM_FILE = "/proc/self/oom_score_adj"
 _HEAD = 4
-"""The bytes of an entry's length."""
+"""The bytes of the number before each entry of the memory file: the length of the entry."""
 _NEVER = ("mpi4py.MPI", "torch._inductor")
-"""Not imported ahead, with all below: MPI starts with the import. The compiler starts processes."""
+"""Modules that are not imported ahead, nor those below them: the import of MPI initializes MPI, and the import of the
+compiler starts processes."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/console")
 _NO_DEVICES = ("/dev/pts/", "/dev/shm/")  # noqa: S108 - compared, not written
 _TEMPORARY = ("/tmp/", "/dev/shm/", (os.environ.get("TMPDIR") or "/tmp") + "/")  # noqa: S108 - the default of all programs
 _FOLDERS = ("site-packages", "dist-packages")
 
 
-# The state of an interpreter that has just begun with a script or a module.
+# These functions give the interpreter the state that `python` has when it begins a script or a module.
 
 
 def _original(words: Sequence[str]) -> list[str]:
@@ -65,7 +66,8 @@ def _set_up(words: Sequence[str], command: Sequence[str]) -> None:
         sys.path[0] = first
     main = type(sys)("__main__")
     given: dict[str, object] = {"__builtins__": sys.modules["builtins"]}
-    if "__annotations__" in vars(sys.modules["__main__"]):  # Until Python 3.13.
+    # Python 3.13 and earlier versions set this attribute.
+    if "__annotations__" in vars(sys.modules["__main__"]):
         given["__annotations__"] = {}
     if not by_module:
         path = _absolute(words[0])
@@ -80,7 +82,7 @@ def _has_own_entry() -> bool:
     return not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
 
 
-# Runs the program.
+# These functions run the program.
 
 
 def _run(words: Sequence[str], command: Sequence[str]) -> None:
@@ -141,7 +143,7 @@ def _call(function: Callable[..., object], *arguments: object) -> None:
         raise
 
 
-# Notes what the program imports, each time with the environment and the path that the import sees.
+# _Recorder notes what the program imports, each time with the environment and the sys.path that the import finds.
 
 
 class _Recorder:
@@ -154,10 +156,10 @@ class _Recorder:
         from marshal import dumps
         from mmap import mmap
 
-        # The descriptor's number may be another file later: the program may close all files. A map stays.
+        # Map the file: the program may close all descriptors, and open another file with the same number.
         self._memory = mmap(descriptor, RECORD_BYTES)
         os.close(descriptor)
-        for name in set(sys.modules) - known:  # The program may have a module of that name.
+        for name in set(sys.modules) - known:  # The program may have a module of its own with such a name.
             del sys.modules[name]
         self._lock, self._dumps = RLock(), dumps
         self._at: int | None = 0
@@ -184,7 +186,7 @@ class _Recorder:
             self._at = None
             return
         self._memory[begin : begin + len(entry)] = entry
-        # Another process may read meanwhile: the length comes last.
+        # Write the length last: another process may read the entries meanwhile, and ends at a length of 0.
         self._memory[self._at : begin] = len(entry).to_bytes(_HEAD, "little")
         self._at = begin + len(entry)
         self._environment, self._path = changed or self._environment, path
@@ -211,11 +213,11 @@ def _noted(memory: bytes) -> Iterator[Any]:
         at += length
 
 
-# Imports ahead what an earlier start of the program has imported from installed distributions.
+# These classes import ahead what an earlier start of the program has imported from installed distributions.
 
 
 class _Places:
-    """Finds modules as the other finders do, and knows whose they are. Those of the program itself are not found."""
+    """Finds modules as the other finders do, except modules of the program itself, which are not imported ahead."""
 
     def __init__(self) -> None:
         self._standard = os.path.dirname(os.__file__) + "/"
@@ -297,7 +299,7 @@ class _State:
         """The value before and the value given, by variable."""
         self._path = self._known = list(sys.path)
         self._given = self._moved = False
-        """Whether the program, and whether an import has changed the path."""
+        """Whether `give` has set sys.path to that of the program, and whether an import has changed sys.path."""
 
     def give(self, environment: Mapping[bytes, bytes], path: list[str]) -> None:
         """Make environment and path those that the program had before the import that follows."""
@@ -327,7 +329,7 @@ class _State:
 
     @property
     def fault(self) -> str:
-        """Why the state can't be restored; an empty text if it can: nobody knows who has made which change."""
+        """Why the state can't be restored; empty if it can. Changes by the program and by imports look the same."""
         return "the program and its imports change sys.path" if self._given and self._moved else ""
 
 
@@ -348,7 +350,7 @@ class _Imports:
     def __init__(self, memory: bytes, own: str) -> None:
         import _ctypes
         import _thread
-        import threading  # The thread that imports it first is the main thread, for all times.
+        import threading  # In this thread: `threading` takes the thread that imports it first for the main thread.
 
         del threading
         self._memory, self._own = memory, own
@@ -380,7 +382,7 @@ class _Imports:
         def note(path: Any, *arguments: Any, **named: Any) -> None:
             mkdir(path, *arguments, **named)
             if os.path.abspath(os.fsdecode(path)).startswith(_TEMPORARY):
-                # dtj-launch removes what a round leaves there, before the next one.
+                # dtj-launch removes such folders before the next round, so that its program would miss them.
                 self._error = f"an import made the folder {path}"
 
         loader.create_module, os.mkdir = load_first, note
@@ -391,7 +393,7 @@ class _Imports:
                 try:
                     self._dlopen(self._library, sys.getdlopenflags())
                 except OSError:
-                    pass  # The import itself fails, too, and says why.
+                    pass  # The import then fails, too, and its error has the reason.
                 self._answered.release()
         finally:
             sys.meta_path.remove(self._places)
@@ -429,7 +431,7 @@ class _Imports:
                 return
 
     def _try(self, name: str) -> None:
-        """Import a module. If the import fails, the program tries again, which needs that nothing is left of it."""
+        """Import a module. A failed import must leave no module behind: the program tries the import again."""
         known = len(sys.modules)
         try:
             __import__(name)
@@ -467,7 +469,7 @@ def _fault(ended: int) -> str:
     return ""
 
 
-# Waits to be told to run the program.
+# _wait imports modules, and waits for the message to run the program.
 
 
 def _wait(memory: int, socket: int, words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -477,7 +479,7 @@ def _wait(memory: int, socket: int, words: Sequence[str]) -> tuple[list[str], li
     def end(why: str) -> NoReturn:
         try:
             os.write(socket, FAILED + os.fsencode(why.replace("\n", " ")[:500]) + b"\n")
-            # To be killed, together with the processes that the imports have started.
+            # Wait to be killed together with the processes that the imports have started.
             os.read(socket, 1)
         finally:
             os._exit(0)
@@ -497,7 +499,7 @@ def _wait(memory: int, socket: int, words: Sequence[str]) -> tuple[list[str], li
             os._exit(0)
         command, rest, environment, folder, pid = marshal.loads(told)  # noqa: S302 - dtj-launch wrote it
         if pid != os.getpid():
-            end("the interpreter is a child of the command")
+            end("the command is a wrapper that starts the interpreter as a child process")
         _set_oom_score(former)
         os.setpgid(0, 0)
         os.chdir(folder)
@@ -526,14 +528,14 @@ def main() -> None:
     mode, *words = sys.argv[1:]
     command = _original(words)
     kind, *descriptors = mode.split(":")
-    if sys.version_info < (3, 10):  # noqa: UP036 - the interpreter is the user's. It can't be as one by `python`.
+    # Before Python 3.10, a script can't set all that `python` sets: run the program by `python`, without a spare.
+    if sys.version_info < (3, 10):  # noqa: UP036 - the interpreter is the user's
         os.execvp(command[0], command) if kind == "record" else os._exit(0)  # noqa: S606 - the user's command
     try:
         for descriptor in map(int, descriptors):
             os.set_inheritable(descriptor, False)
-    except (
-        OSError
-    ):  # The interpreter is started by a program that closes files. It may start another one than this.
+    except OSError:
+        # A wrapper of the interpreter has closed the descriptors, and may start another interpreter the next time.
         descriptors = []
     if _has_own_entry():
         sys.path[0] = os.path.dirname(os.__file__)

@@ -52,7 +52,7 @@ class Wanted:
     folder: str
 
 
-# The agent's side.
+# RankStarts is the side of the agent.
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ class Request:
     wrapper: int
     """The process of the wrapper."""
     way: subprocess.Popen[bytes] | Recording | str | None = None
-    """The program, how it starts, or why it must not start; None: it starts as without spares."""
+    """The program's process, how the program starts, or why it must not start; None: it starts without spares."""
     answered: threading.Event = field(default_factory=threading.Event)
     over: bool = False
     """Whether the connection has ended."""
@@ -126,7 +126,7 @@ class RankStarts:
 
 
 def _peer(connection: socket.socket) -> int:
-    """Return the process at the other end: the one that has connected, or that listens."""
+    """Return the process at the other end of a connection: the one that has connected, or the one that listens."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[0])
 
@@ -160,7 +160,7 @@ def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content).encode() + b"\n"
 
 
-# The wrapper's side.
+# RankStarter is the side of a rank's wrapper.
 
 
 class RankStarter(Starter):
@@ -201,8 +201,8 @@ class RankStarter(Starter):
         return None if kills is None else kills - int(answer.get("spares", 0))
 
     def end_orphans(self, kept: Sequence[Path]) -> list[Path]:
-        """End what the ended program has left to the agent, its parent; return the files that are torn: see
-        `LeftBehind`. The connection to the agent ends.
+        """End the processes that the ended program has left to the agent, its parent; return the files that are torn,
+        see `LeftBehind`. The connection to the agent ends.
         """
         if self._connection is None:
             return []

@@ -102,11 +102,9 @@ class StatusServer:
         elif asked == ("POST", contract.STACKS_PATH):
             self._ask_for_stacks()
             answer = 202, "text/plain", "stacks are written to the logs\n"
-        elif asked:
-            only = contract.STACKS_PATH if asked[0] == "POST" else "/progress and /metrics"
-            answer = 404, "text/plain", f"only {only} {'is' if asked[0] == 'POST' else 'are'} here\n"
         else:
-            answer = 400, "text/plain", "this is no request that is answered here\n"
+            only = f"this server answers only GET /progress, GET /metrics and POST {contract.STACKS_PATH}\n"
+            answer = 404 if asked else 400, "text/plain", only
         status, kind, text = answer
         content = text.encode()
         send(connection, head(status, len(content), f"Content-Type: {kind}\r\n") + content)
@@ -115,7 +113,7 @@ class StatusServer:
 def prometheus_text(values: dict[str, float]) -> str:
     """Format gauges, and counters where the name ends in `_total`, in Prometheus' text format.
 
-    values: by series, such as `dtj_step` or `dtj_program_cpu_cores{program="0"}`; those of a name follow each other.
+    values: by series, such as `dtj_step` or `dtj_program_cpu_cores{program="0"}`; series of a metric are adjacent.
     """
     lines = []
     last = ""
@@ -191,7 +189,7 @@ class ProgressWatch:
             return earlier[-1] if earlier else self._steps[0][1]
 
 
-# Writes the stacks of a pod's programs to its logs on request, for a training without progress.
+# Stacks writes the stacks of a pod's programs to its logs on request, for a training without progress.
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +200,8 @@ MANY, INTERVAL_AFTER_MANY_SECONDS = 20, 3600.0
 PROCESS_SECONDS = 8.0
 """The time limit of py-spy for one process."""
 PROGRAM_SECONDS = 20.0
-"""The time limit of py-spy for a program and its descendants. The remaining processes get the kernel's view only."""
+"""The time limit of py-spy for a program and its descendants. Of processes after it, only the kernel's view is shown.
+"""
 _AT_ONCE = 8
 
 
@@ -245,7 +244,7 @@ class Stacks:
         programs = self._programs.pids()
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             written = [pool.submit(self._write, name, pid, count) for name, pid in programs.items()]
-        log.info("wrote what %d programs are doing to %s", sum(w.result() for w in written), self._folder)
+        log.info("wrote the stacks of %d programs to %s", sum(w.result() for w in written), self._folder)
 
     def _write(self, name: str, pid: int, count: int) -> bool:
         path = self._folder / contract.STACKS_FILES.replace("*", f"{name}-{count}")

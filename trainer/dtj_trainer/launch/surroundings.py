@@ -1,4 +1,4 @@
-"""What a process inherits besides its environment, so that a process of another parent can be given the same."""
+"""What a process inherits besides its environment, so that a process of another parent can get the same."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class Surroundings:
         return cls(pid, processors, limits, int(umask, 8))
 
     def entering(self, folder: Path | None) -> Callable[[], None]:
-        """Return what a new process does, before any other file, to have these surroundings and this folder.
+        """Return a function that gives a new process these surroundings and this working directory.
 
-        The process that they are of must run, because the new one joins its mounts (`own_root`).
+        The new process must call the function before it opens files. The process with `pid` must still run, because
+        the new process joins its mount namespace (`own_root`).
         """
         setns = ctypes.CDLL(None, use_errno=True).setns
 

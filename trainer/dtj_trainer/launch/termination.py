@@ -87,9 +87,9 @@ def encode(message: contract.Termination) -> bytes:
 
 
 def forget_termination(path: Path) -> None:
-    """Empty the message of an earlier start: it must not speak for this one if this process is killed."""
+    """Empty the message of an earlier start: it must not count as this start's message if this process is killed."""
     with suppress(OSError):
-        # `dtj run` fills the file with spaces, to have its bytes on a full disk.
+        # `dtj run` fills the file with spaces in advance, so that a message fits even on a full disk.
         if path.read_bytes().strip():
             path.write_bytes(b"")
 

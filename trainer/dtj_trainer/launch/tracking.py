@@ -78,7 +78,7 @@ class Tracking:
                 preexec_fn=die_with_parent(),
             )
         except OSError as error:
-            log.warning("nothing is sent to %s: %s", self._uri, error)
+            log.warning("nothing is sent to %s: the tracking process can't be started: %s", self._uri, error)
 
     def begin(self) -> None:
         """Let the process write, because this pod holds the claim of its attempt; wait for the run of a new job.
@@ -96,7 +96,9 @@ class Tracking:
         seconds = self._settings.tracking_start
         if not self._known.wait(seconds):
             log.warning(
-                "there is no run at %s after %.0f s: the programs start without it", self._uri, seconds
+                "the tracking server %s has no run for this job after %.0f s: the programs start without one",
+                self._uri,
+                seconds,
             )
 
     def end(self, status: RunStatus, *, stopped: bool = False, at_most: float = math.inf) -> None:
@@ -109,7 +111,7 @@ class Tracking:
             return
         self._over.set()
         began = time.monotonic()
-        # A process that does not read must not hold up this thread.
+        # Write in another thread: a tracking process that does not read must not hold up this thread.
         last = threading.Thread(target=self._send_last, args=(status,), daemon=True)
         last.start()
         longest = self._settings.tracking_end
@@ -118,7 +120,7 @@ class Tracking:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
             log.warning(
-                "%s has not taken all metrics within %.0f s; metrics.jsonl in the bucket has them",
+                "the tracking server %s has not taken all metrics within %.0f s; metrics.jsonl in the bucket has all",
                 self._uri,
                 seconds,
             )
@@ -134,7 +136,7 @@ class Tracking:
             self._process.kill()
             self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
-            # The lock belongs to a writer of a full pipe, until the process has ended.
+            # A held lock means that a thread still writes to the full pipe: do not close the stream meanwhile.
             if stream and not self._writing.locked():
                 with contextlib.suppress(OSError):
                     stream.close()
@@ -200,11 +202,11 @@ def _write(path: Path, content: object) -> None:
     write_whole(path, lambda written: written.write_text(json.dumps(content)))
 
 
-# Variables by which a program finds the job's run at MLflow or Weights & Biases.
+# tracker_variables returns the variables by which a program finds the job's run at MLflow or Weights & Biases.
 
 
 def tracker_variables(settings: Settings) -> dict[str, str]:
-    """Return the variables of the program with these settings, without those that its environment has.
+    """Return the variables for the program with these settings, without those that its environment has already.
 
     Only rank 0, the chief, or the command that starts rank 0 gets the job's run: several writers would mix their
     values.

@@ -97,7 +97,7 @@ class RankSupervisor:
             self._changed.notify_all()
 
     def opened(self, error: PrerequisiteMissing | None = None) -> None:
-        """Let the ranks start after the pod is open; with an error, report that it can't be opened."""
+        """Let the ranks start after the pod is open. With an error, answer the ranks that the pod can't be opened."""
         with self._changed:
             self._closed_by, self._opened = error, True
             self._changed.notify_all()
@@ -137,7 +137,7 @@ class RankSupervisor:
         return self._told_to_end or self._is_past(number)
 
     def _is_past(self, number: int) -> bool:
-        """Whether ranks of this round never run again, or for the first time, in this pod."""
+        """Whether no rank of this round will run in this pod any more."""
         if self._round == number:
             return self._over
         return self._round > number or not self._round_may_follow()
@@ -175,7 +175,7 @@ class RankSupervisor:
 
     def _gone(self, rank: Attached, *, failed: bool, cut_off: bool) -> None:
         if self._running.get(rank.rank) != rank:
-            return  # It came too late to run.
+            return  # `attached` killed this rank, because its round was over.
         if cut_off:
             self._pod.program_died(time.time_ns())
         self._pod.programs.ended(str(rank.rank))
@@ -259,7 +259,7 @@ def _ask_to_end(rank: Attached) -> None:
 
 
 def _kill_rank(rank: Attached) -> None:
-    # The wrapper first: it would tell the launcher of a failure.
+    # Kill the wrapper first, because it would report the end of its program to the launcher as a failure.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(rank.wrapper_pid, signal.SIGKILL)
     _signal_group(rank.program_pid, signal.SIGKILL)
@@ -270,7 +270,7 @@ def _signal_group(leader: int, number: int) -> None:
         os.killpg(leader, number)
 
 
-# A worker's sshd, by which mpirun starts ranks from another host.
+# Sshd runs the sshd of a worker, by which mpirun starts ranks from another host.
 
 SSHD_FOLDERS = "/usr/sbin:/usr/local/sbin"
 """Folders of sshd that are not on every user's PATH."""
@@ -320,13 +320,13 @@ TEND_SECONDS = 1.0
 
 
 class Worker:
-    """One worker pod, until a signal stops it."""
+    """One worker pod, which runs until a signal stops it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stopping = False
         self._actions: EventQueue[AgentAction | Request] = EventQueue()
-        """What rounds and ranks ask for."""
+        """The actions of the rounds' agent, and the requests of ranks to start programs."""
         self._agent = Agent(settings.peer_timeout)
         self._link: RoundLink | None = None
         """The connection to the launcher's agent; None in a pod without rounds."""
@@ -373,7 +373,7 @@ class Worker:
         begin_staging(settings)
         sshd: Sshd | None = None
         if settings.pod.rounds and settings.start_barrier:
-            # orted, and what ranks have put into sessions of their own, outlive their parents.
+            # Adopt orphans to find them: orted, and processes that ranks put into new sessions, outlive their parent.
             adopt_orphans()
             self._leftovers = Leftovers(settings)
         try:
@@ -393,7 +393,7 @@ class Worker:
             return self._fail(FailureClass.COMMAND_NOT_FOUND, str(error), contract.EXIT_COMMAND_NOT_FOUND)
         except PrerequisiteMissing as error:
             code = self._fail(error.cause, str(error), contract.EXIT_UNAVAILABLE)
-            self._leave(supervisor, "could not restore a checkpoint")
+            self._leave(supervisor, f"can't start its ranks: {error}")
             supervisor.opened(error)
             if sshd:
                 sshd.stop()
@@ -402,7 +402,8 @@ class Worker:
             self._leave(supervisor, "was replaced by a pod of a later attempt")
             supervisor.stop()
             code = self._fail(superseded.cause, str(superseded), contract.EXIT_UNAVAILABLE)
-            with contextlib.suppress(PrerequisiteMissing):  # The later attempt has the claim. Logs need none.
+            # Upload the logs, which need no claim. The later attempt has the claim for all other artifacts.
+            with contextlib.suppress(PrerequisiteMissing):
                 pod.finish(ended=False, timeout=LOG_SYNC_SECONDS)
             if sshd:
                 sshd.stop()
@@ -412,7 +413,7 @@ class Worker:
             supervisor.stop()
             code = self._fail(
                 FailureClass.APPLICATION_ERROR,
-                f"sshd ended with exit code {sshd.exit_code}; its log says why",
+                f"sshd ended with exit code {sshd.exit_code}; its messages are in the log of the pod's container",
                 contract.EXIT_CONFIG,
             )
             self._last_sync(pod, ended=False)
@@ -444,7 +445,7 @@ class Worker:
             assert settings.start_barrier is not None
             return joined(settings, *settings.start_barrier, settings.pod.index)
 
-        # The launcher tells of failures. This pod ends only when it is told to end.
+        # Record no failures, because the launcher reports them. A worker's pod runs until it gets SIGTERM.
         self._link = RoundLink(self._agent, connect, lambda _: None, self._actions.put)
         self._link.start()
 
@@ -478,10 +479,10 @@ class Worker:
                     log.info("no restart in place: %s", why)
 
     def _end_round(self, pod: Pod, supervisor: RankSupervisor, number: int) -> None:
-        """End all processes of the container but sshd and this one's services, and say so."""
+        """End all processes of the container except sshd and this process's services, and report it to the agent."""
         assert self._leftovers is not None
         if not supervisor.end_round():
-            return  # The pod has succeeded meanwhile, and has said so.
+            return  # The pod has succeeded meanwhile, and has reported it to the coordinator.
         pod.note_torn(self._leftovers.end_processes(supervisor.kill))
         pod.end_round(closed=supervisor.all_closed)
         why = self._leftovers.remove(lambda: self._stopping)

@@ -39,7 +39,7 @@ _BY_COMMAND = "torch.startedBy: Command"
 
 
 class WorldCheck:
-    """Watches the processes below the pod's programs for ranks of another world."""
+    """Watches the processes below the pod's programs for ranks with another world size, or with other numbers."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class WorldCheck:
                 self._on_fault()
                 return
             if self._by_command and self._seen == set(self._settings.pod.ranks):
-                log.info("all ranks of this pod are as asked for")
+                log.info("this pod runs the ranks that the job asks for")
                 return
             # Pause longer after a costly look: on a machine with thousands of processes, a look takes a third of a
             # second.

@@ -24,7 +24,7 @@ from dtj_trainer.torch.model import TorchModel, TorchSaver
 from dtj_trainer.torch.models import MODELS
 from dtj_trainer.train.accelerator import need_nccl_of_horovod
 from dtj_trainer.train.options import parse
-from dtj_trainer.train.pictures import train
+from dtj_trainer.train.picture_training import train
 from dtj_trainer.train.threads import threads_per_rank
 
 log = logging.getLogger("dtj_trainer.programs.horovod_image_classification")

@@ -27,7 +27,7 @@ from dtj_trainer.keras.models import MODELS
 from dtj_trainer.programs import freeze_imports
 from dtj_trainer.train import accelerator
 from dtj_trainer.train.options import parse
-from dtj_trainer.train.pictures import train
+from dtj_trainer.train.picture_training import train
 from dtj_trainer.train.threads import threads_per_rank
 
 log = logging.getLogger("dtj_trainer.programs.horovod_tf_image_classification")

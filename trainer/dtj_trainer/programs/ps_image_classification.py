@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _coordinate(options: ServerOptions, cluster: clusters.Cluster) -> int:
     """Run the chief, from the wait for servers to the final files; return the exit code."""
     stop = StopRequest()
-    # Exit some time after SIGTERM in any case: the chief can't save a checkpoint while no worker answers.
+    # Exit some time after SIGTERM even without a checkpoint: the chief can't save one while no worker answers.
     end_when_stopped(stop, "no checkpoint was made")
     try:
         if not clusters.wait_for(

@@ -32,7 +32,7 @@ from dtj_trainer.torch.model import TorchModel, TorchSaver
 from dtj_trainer.torch.models import MODELS
 from dtj_trainer.train.accelerator import need_nccl
 from dtj_trainer.train.options import parse
-from dtj_trainer.train.pictures import train
+from dtj_trainer.train.picture_training import train
 from dtj_trainer.train.threads import threads_per_rank
 
 if TYPE_CHECKING:

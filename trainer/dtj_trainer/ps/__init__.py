@@ -2,5 +2,5 @@
 
 import os
 
-# TensorFlow reads the variable when it is loaded. Its C++ logs are verbose, and errors also come as exceptions.
+# TensorFlow reads the variable at its import. Hide TensorFlow's verbose C++ logs: errors also become exceptions.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -1,4 +1,4 @@
-"""The chief: distributes the work, collects the results, and is the only one that writes files."""
+"""The chief: distributes the work, collects the results, and writes all files of the training."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from dtj_trainer.ps.worker_pictures import Dealt
 from dtj_trainer.train.array_process import in_memory
 from dtj_trainer.train.background_save import BackgroundSave
 from dtj_trainer.train.batches import Batch, Batches
-from dtj_trainer.train.chance import seed_of
 from dtj_trainer.train.export_process import export_model
 from dtj_trainer.train.loop import LossNotFinite, Training, check_loss
 from dtj_trainer.train.own_model import is_own
 from dtj_trainer.train.protocols import Model, Position, Ranks, Saver
-from dtj_trainer.train.smallest import smallest_share
+from dtj_trainer.train.seeds import seed_of
+from dtj_trainer.train.smallest_pass import smallest_share
 from dtj_trainer.train.staged_arrays import StagedArrays
 from dtj_trainer.train.state_file import write_arrays
 
@@ -127,7 +127,7 @@ def train(options: ServerOptions, cluster: Cluster, stop: StopRequest, pulse: Pu
 
 
 def _dealer(sharding: Sharding) -> Callable[[int, Share], Batch[Dealt]]:
-    """Return what deals a step's examples to the workers, which read them, and names the blocks of coming steps."""
+    """Return a function that gives a step's examples, which workers read, and the blocks that coming steps need."""
     order_of = functools.lru_cache(maxsize=2)(sharding.order)
 
     def deal(epoch: int, share: Share) -> Batch[Dealt]:
@@ -192,7 +192,7 @@ class ChiefModel(Model[Dealt]):
             self._sums = [before + more for before, more in zip(self._sums, found, strict=True)]
 
     def _count_time(self) -> None:
-        """Add up the seconds from the end of the first step, because TensorFlow compiles before."""
+        """Add up the seconds from the end of the first step, during which TensorFlow compiles."""
         now = time.monotonic()
         if self._counted_at is not None:
             self._state.seconds += now - self._counted_at
@@ -231,8 +231,8 @@ class ChiefSaver(Saver):
         return Position(saved.step, saved.epoch, saved.examples), None
 
     def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool, wait: bool) -> None:
-        """See Saver. Raises LossNotFinite, because the loss of a step does not show the update of the variables after
-        it.
+        """See Saver. Raises LossNotFinite for weights that are not finite: the loss of the last step does not show
+        its update of the weights.
         """
         del ramp, accuracy  # The rate has no ramp, and the evaluator tests each checkpoint.
         self._pulse.beat()
@@ -292,8 +292,8 @@ class ChiefSaver(Saver):
 def end_when_stalled(pulse: Pulse, cluster: Cluster, end: Callable[[str], NoReturn]) -> None:
     """Call `end` with the reason when no progress came within the limit although the servers and a worker answer.
 
-    TensorFlow sometimes waits forever for something of a lost worker, and a new chief does not. While no worker
-    answers, or a server is lost, the lack of progress is not a stall.
+    TensorFlow sometimes waits forever for a result of a lost worker; a new chief starts without the wait. While no
+    worker answers, or a server is lost, the lack of progress is not a stall.
     """
 
     def watch() -> None:

@@ -74,7 +74,9 @@ def from_environment() -> Cluster:
     """Read the cluster from TF_CONFIG. Raises BadCluster."""
     text = os.environ.get(contract.ENV_TF_CONFIG, "")
     if not text:
-        raise BadCluster(f"{contract.ENV_TF_CONFIG} is not set: this program runs on chief, workers and ps")
+        raise BadCluster(
+            f"{contract.ENV_TF_CONFIG} is not set: only the pods of a ParameterServer job have the variable"
+        )
     try:
         content = json.loads(text)
         addresses = {kind: tuple(map(str, hosts)) for kind, hosts in content["cluster"].items()}
@@ -83,7 +85,9 @@ def from_environment() -> Cluster:
         raise BadCluster(f"{contract.ENV_TF_CONFIG} can't be read: {error!r} in {text[:200]}") from error
     if len(addresses.get("chief", ())) != 1 or not addresses.get("worker") or not addresses.get("ps"):
         seen = ", ".join(f"{len(hosts)} {kind}" for kind, hosts in sorted(addresses.items())) or "nobody"
-        raise BadCluster(f"this program needs a chief, workers and parameter servers, the job has {seen}")
+        raise BadCluster(
+            f"this program needs a chief, workers and parameter servers, but {contract.ENV_TF_CONFIG} has {seen}"
+        )
     without = [each for hosts in addresses.values() for each in hosts if not _has_port(each)]
     if without:
         raise BadCluster(
@@ -127,7 +131,7 @@ def wait_for(cluster: Cluster, tasks: Iterable[Task], timeout: float, stopped: C
             raise TasksUnreachable(f"after {timeout:.0f} s no answer from {named}")
         if now - logged_at >= _LOG_SECONDS:
             logged_at = now
-            log.info("waiting for %s", ", ".join(map(str, missing)))
+            log.info("waiting for connections to %s", ", ".join(map(str, missing)))
         time.sleep(_AGAIN_SECONDS)
 
 

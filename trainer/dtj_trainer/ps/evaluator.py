@@ -35,9 +35,9 @@ POLL_SECONDS = 0.5
 
 
 def run(options: ServerOptions, data: PictureSet, workers: int) -> None:
-    """Test each new newest checkpoint; return after the training's last one.
+    """Test each new newest checkpoint; return after the training's final checkpoint.
 
-    Of a set with a validation split, the test split is for the last checkpoint alone.
+    If the data has a validation split, only the final checkpoint is tested on the test split.
     Raises NotOurCheckpoint for a checkpoint of another program.
     """
     metrics = MetricsFile(workers)
@@ -120,7 +120,7 @@ class _Newest:
             return None
         try:
             status = newest.path.stat()
-            # Detect a replacement too: the last checkpoint may be of a step that was saved before.
+            # Compare the inode and the time too: the final checkpoint may replace an earlier one of the same step.
             which = (newest.step, status.st_ino, status.st_mtime_ns)
             if which == self._read:
                 return None  # Do not read the same checkpoint twice a second.

@@ -65,7 +65,7 @@ def parse(arguments: list[str] | None, program: str, description: str) -> Server
     refuse_without_effect(parsed, parser.get_default, parser.error)
     if parsed.warmup_start is not None and parsed.warmup_start > parsed.lr:
         parser.error(
-            f"--warmup-start={parsed.warmup_start:g} is above --lr={parsed.lr:g}, to which the warm-up leads: give a "
-            "lower one, or leave it out"
+            f"--warmup-start={parsed.warmup_start:g} is above --lr={parsed.lr:g}, the learning rate at the end of "
+            "the warm-up: give a lower --warmup-start, or leave the option out"
         )
     return ServerOptions(**given(parsed, ServerOptions))

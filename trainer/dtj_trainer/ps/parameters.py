@@ -118,8 +118,8 @@ class Optimizer(Protocol):
 class Penalty(NamedTuple):
     """What is done to a gradient before the update, as in the other programs: it is clipped, then decay is added.
 
-    `clip_norm`: the largest norm of the gradient; None for any. `decay`: of an L2 penalty on the variables as they
-    are on their server.
+    `clip_norm`: the largest norm of the gradient; None for any. `decay`: the factor of an L2 penalty on the
+    variables, with the values that their server has at the update.
     """
 
     clip_norm: float | None
@@ -185,7 +185,7 @@ class Adam:
 
     def apply(self, gradient: tf.Tensor, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Operation]:
         """See Optimizer."""
-        # Derive the powers from the global step. Variables of their own would not be updated together with it.
+        # Derive the powers of beta from the global step. Variables for the powers could get out of step with it.
         done = tf.cast(step + 1, tf.float32)
         return [
             tf.raw_ops.ResourceApplyAdam(
@@ -222,14 +222,15 @@ def make_optimizer(options: ServerOptions, variables: ShardedVector) -> Optimize
 class Parameters:
     """The variables of `model`, the optimizer's slots and the global step, on `ps` parameter servers.
 
-    The model itself is used as a function of variables that it is given.
+    `model` serves as a function: the caller passes the values of all variables.
     """
 
     def __init__(self, model: keras.Model, options: ServerOptions, ps: int) -> None:
         self.trainable_layout = VectorLayout([variable.shape for variable in model.trainable_variables])
         self.other_layout = VectorLayout([variable.shape for variable in model.non_trainable_weights])
         self.trainable = ShardedVector(_joined(model.trainable_variables), ps, "trainable")
-        # Weights that are gathered instead of trained, such as BatchNorm's statistics. Many models have none.
+        # `other` has weights that are gathered instead of trained, such as BatchNorm's statistics. Many models have
+        # none.
         self.other = (
             ShardedVector(_joined(model.non_trainable_weights), ps, "other")
             if self.other_layout.total
@@ -253,7 +254,7 @@ class Parameters:
         return held | {"step": np.array(int(self.step.numpy()), np.int64)}
 
     def described(self) -> dict[str, Array]:
-        """Describe what `vectors` copies. Reading the parts of a vector copies it, while no worker updates."""
+        """Describe the vectors of `vectors`. Read their parts, which are copies, only while no worker updates."""
         held = {name: vector.described() for name, vector in self._vectors().items()}
         step = (np.asarray(self.step.numpy()) for _ in range(1))
         return held | {"step": Array((), np.dtype(np.int64), step)}
@@ -266,7 +267,7 @@ class Parameters:
         for name, vector in self._vectors().items():
             values = held[name]
             if len(values) != sum(vector.sizes):
-                raise ValueError(f"{name} has {len(values)} values instead of {sum(vector.sizes)}")
+                raise ValueError(f"the vector {name} has {len(values)} values instead of {sum(vector.sizes)}")
             vector.assign(values)
         self.step.assign(int(held["step"]))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # BottleneckWatch finds the bottleneck of a parameter server training, the servers or one worker, from the times of
-# batches. It reads no clock.
+# batches. Callers pass the present time: BottleneckWatch reads no clock.
 
 SHARE = 0.5
 """The servers are the bottleneck when workers wait for them for at least this share of a step. Measured shares: 0.22
@@ -84,7 +84,7 @@ class BottleneckWatch:
         self._seen: dict[int, float] = {}
         self._found: _Finding | None = None
         self._other: _Finding | None = None
-        self._since: float | None = None  # when `_other` replaced `_found` as the candidate
+        self._since: float | None = None  # since when `_other` is the candidate to replace `_found`
 
     def add(self, times: BatchTimes, now: float) -> None:
         """Add a finished batch."""
@@ -279,7 +279,7 @@ class ServerTrainingReport(TrainingReport):
         return round(self._state.seconds, 3)
 
     def _means(self, of: Sums) -> tuple[float, float, float]:
-        # Divide by no number of ranks: the chief alone counts the seconds.
+        # Do not divide the seconds by the number of workers: only the chief counts seconds.
         return of.loss / of.examples, of.right / of.examples, of.examples / max(of.seconds, 1e-9)
 
     def _report(self, at: Position, total_steps: int, now: float, rate: float) -> None:

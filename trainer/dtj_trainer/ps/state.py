@@ -98,8 +98,8 @@ def check(saved: TrainingState, present: TrainingState, folder: Path) -> None:
         )
     elif saved.examples and saved.order not in ("", present.order):
         why = (
-            "is from the middle of an epoch in another order of the examples: give the same data, with the same "
-            "blocks, and the same --seed"
+            "is from the middle of an epoch whose examples had another order: give the same --seed, and the same "
+            "data in the same shards"
         )
     else:
         return

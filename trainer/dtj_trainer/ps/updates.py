@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from dtj_trainer.keras.chance import state_of
 from dtj_trainer.keras.losses import cross_entropies, right_answers
+from dtj_trainer.keras.seeds import state_of
 from dtj_trainer.ps.report import BatchTimes
 from dtj_trainer.ps.worker_pictures import Dealt, chance_of, rate_of, read_here
 
@@ -120,7 +120,7 @@ class WorkerStep:
             wanted = loss + tf.add_n(own) * tf.cast(tf.shape(labels)[0], tf.float32) if own else loss
         gradients = tape.gradient(wanted, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         gradient = self._parameters.trainable_layout.join(gradients)
-        with tf.device(_HOST):  # Copy to the CPU: the copy ends when the GPU has computed.
+        with tf.device(_HOST):  # Copy to the CPU, so that the measured time includes the GPU's work.
             gradient = tf.identity(gradient)
         counts = tf.stack([tf.cast(each, tf.float64) for each in (loss, *right_answers(labels, logits))])
         kept = [
@@ -166,7 +166,7 @@ def shares(indices: np.ndarray, workers: int) -> list[np.ndarray]:
 
 
 def _as_bytes(dealt: Dealt) -> tf.Tensor:
-    """Pack any number of examples into one type, so that a function on a worker is compiled once."""
+    """Pack `dealt` into a scalar. A tensor of another shape for each batch would compile the function anew."""
     return tf.constant(dealt.packed())
 
 
@@ -189,7 +189,7 @@ def wait_until_arrived(coordinator: Any, scheduled: Any) -> None:
 
 
 def reports_arrival(scheduled: Any) -> bool:
-    """Return whether this release of TensorFlow says when the results of a scheduled function have arrived."""
+    """Return whether this release of TensorFlow reports when a scheduled function's results have arrived."""
     return hasattr(scheduled, "_has_fetched_to_local")
 
 
@@ -230,7 +230,7 @@ class Asynchronous:
         scheduled = self._coordinator.schedule(self._function, args=(_as_bytes(dealt),))
         if not self._running and not reports_arrival(scheduled):
             log.warning(
-                "with TensorFlow %s, workers are idle at times: it does not say when results have arrived",
+                "TensorFlow %s does not report when results have arrived, so workers are idle at times",
                 tf.__version__,
             )
         self._running.append((scheduled, len(dealt.ids)))

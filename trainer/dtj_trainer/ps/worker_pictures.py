@@ -19,7 +19,7 @@ import tensorflow as tf
 from dtj_trainer.data.errors import DataCorrupt, DataError
 from dtj_trainer.data.spread import Stock
 from dtj_trainer.train.augment import shift_and_flip
-from dtj_trainer.train.chance import chances_of
+from dtj_trainer.train.seeds import chances_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 _FACTS, _READ = "pyfunc_0", "pyfunc_1"
 _registered = tf.Graph()
-"""Keeps the registered functions alive."""
+"""The graph that keeps the registered functions alive."""
 
 
 class Dealt(NamedTuple):
-    """What the chief gives out for a step or a part of it.
+    """What the chief sends to a worker for a step or a part of a step.
 
     ids: the examples to train on. blocks: the blocks that coming steps need, the earliest first. epoch: the epoch of
     the step, from which augmentation follows. rate: the learning rate of the step. chance: 64 bits from which the
@@ -64,7 +64,7 @@ class Dealt(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The form of the pictures, the names of the classes, and blocks and stock of the training set; see Examples."""
+    """A training set: the shape of its pictures, the names of its classes, its blocks and its stock; see Examples."""
 
     height: int
     width: int
@@ -111,7 +111,7 @@ def offer(data: PictureSet, worker: int, augment: Augment | None = None) -> None
         ahead.expect(dealt.blocks)
         try:
             return (*read_batch(data.train, dealt.ids, dealt.epoch, augment), np.int32(worker))
-        except DataError as error:  # The chief would see an error of TensorFlow without its kind.
+        except DataError as error:  # TensorFlow would pass the error on to the chief without its class.
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(error.exit_code)
 
@@ -120,7 +120,7 @@ def offer(data: PictureSet, worker: int, augment: Augment | None = None) -> None
 
 
 class _Ahead:
-    """Loads the blocks that coming steps need. Every worker loads all of them: each step has examples of most."""
+    """Loads the blocks that coming steps need. Every worker loads all: a step has examples of most of the blocks."""
 
     def __init__(self, examples: Examples) -> None:
         self._examples = examples
@@ -138,7 +138,7 @@ class _Ahead:
 
 
 def augmentation(options: ServerOptions) -> Augment | None:
-    """Return what changes pixels in an epoch, by the numbers of the examples: the same as in the other programs."""
+    """Return a function that augments pixels by epoch and example number, with the same result as other programs."""
     if not options.augment:
         return None
 
@@ -157,7 +157,7 @@ def read_batch(
     if len(kept) < len(ids):
         pictures, ids = pictures.read(kept), ids[kept]
     if not len(pictures):
-        raise DataCorrupt(f"none of {asked} examples of a batch can be read")
+        raise DataCorrupt(f"none of the {asked} examples of a batch can be read")
     pixels = augment(pictures.pixels, epoch, ids) if augment else pictures.pixels
     return channels_last(pixels), pictures.labels.astype(np.int32)
 

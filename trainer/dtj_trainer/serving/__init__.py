@@ -2,6 +2,6 @@
 
 import os
 
-# onnxruntime sends telemetry to its vendor, and writes an identifier into the home folder, unless this is set before
-# onnxruntime is imported.
+# onnxruntime sends telemetry to its vendor, and writes an identifier into the home folder, unless the variable is set
+# before the import of onnxruntime.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from dtj_trainer.contract import distribution
-from dtj_trainer.serving import inference_protocol, page, predictions
+from dtj_trainer.serving import inference_protocol, page, torchserve
 from dtj_trainer.serving.errors import Refused
 from dtj_trainer.serving.inference_protocol import PREFIX
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dtj_trainer.serving.service import Service
 
 
-# Answers to requests that are refused, in the form of the protocol that the path belongs to.
+# These functions make the answers to refused requests, in the form of the protocol that the path belongs to.
 
 
 def refusal(path: str, error: Refused) -> JSONResponse:
@@ -38,7 +38,7 @@ def refusal(path: str, error: Refused) -> JSONResponse:
 
 def broken(path: str) -> JSONResponse:
     """Return the answer to a request at which the server failed."""
-    return failure(path, 500, "the server failed; its log says why")
+    return failure(path, 500, "internal error: see the log of dtj serve for the reason")
 
 
 def failure(
@@ -116,14 +116,14 @@ class Measured:
             )
 
 
-# Direct leads frequent requests to their functions, past FastAPI.
+# Direct passes frequent requests to their functions without FastAPI.
 #
 # FastAPI takes longer for a request than a small neural network for its answer. FastAPI still has these routes, for
-# their description in OpenAPI, and for requests that are not of the plain form.
+# their description in OpenAPI, and for requests with a query or a version.
 
 
 class Route(NamedTuple):
-    """A route with the models' name in its path. `path` is what metrics name it."""
+    """A route with a model's name in its path. `path` is also the label `route` of the metrics."""
 
     path: str
     methods: tuple[str, ...]
@@ -132,7 +132,7 @@ class Route(NamedTuple):
 
 ROUTES = (
     Route(f"{inference_protocol.PREFIX}/models/{{name}}/infer", ("POST",), inference_protocol.inference),
-    Route("/predictions/{name}", ("PUT", "POST"), predictions.prediction),
+    Route("/predictions/{name}", ("PUT", "POST"), torchserve.prediction),
 )
 
 
@@ -170,7 +170,7 @@ class Direct:
 
 
 def application(service: Service, token: str | None) -> ASGIApp:
-    """Return the application; with a token, only its owners may use it."""
+    """Return the application. With a token, requests need the token; see OPEN for exceptions."""
     version = _version()
     app = FastAPI(
         title="dtj serve",
@@ -180,7 +180,7 @@ def application(service: Service, token: str | None) -> ASGIApp:
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.include_router(predictions.router(service))
+    app.include_router(torchserve.router(service))
     app.include_router(inference_protocol.router(service, version))
     app.include_router(page.router(service))
 

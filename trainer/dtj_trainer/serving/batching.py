@@ -1,4 +1,4 @@
-"""Gathers requests to batches, which a thread of its own runs: the event loop never waits for a model."""
+"""Gathers requests to batches, which a separate thread runs: the event loop never waits for a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class Overfull(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """`batch`: examples of one. `delay`: seconds that a batch waits for more. `waiting`: examples in the queue."""
+    """`batch`: the most examples of a batch. `delay`: the most seconds that a batch waits for further examples.
+    `waiting`: the most examples in the queue.
+    """
 
     batch: int
     delay: float
@@ -52,7 +54,7 @@ class Batcher:
     def __init__(
         self, name: str, limits: Limits, runs: threading.Semaphore, observe: Callable[[int], None]
     ) -> None:
-        self._limits, self._runs, self._observe = limits, runs, observe
+        self._name, self._limits, self._runs, self._observe = name, limits, runs, observe
         self._queue: deque[_Request] = deque()
         self._waiting = 0
         self._changed = threading.Condition()
@@ -98,7 +100,7 @@ class Batcher:
                 self._run(batch)
 
     def _next(self) -> list[_Request]:
-        """Wait for requests; return those of a batch, all for the same model. Empty at the end."""
+        """Wait for requests; return a batch of requests for the same model, or an empty list after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._ended)
             until = time.monotonic() + self._limits.delay
@@ -126,8 +128,8 @@ class Batcher:
         self._observe(sum(request.examples for request in batch))
         try:
             found = self._outputs(batch)
-        except Exception as error:  # onnxruntime raises classes of its own.
-            log.exception("a model failed")
+        except Exception as error:  # onnxruntime's errors have no common base class.
+            log.exception("the model %s failed on a batch of %d requests", self._name, len(batch))
             for request in batch:
                 request.tell(error)
             return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dtj_trainer.serving.errors import Held
 
 
-# Bodies that a client has compressed, unpacked as they arrive: never more than the limit of a body.
+# Unpacker decompresses a body while the body arrives, so that memory never holds more than the limit of a body.
 
 KNOWN = ("gzip", "deflate")
 STEP_BYTES = 1 << 20
@@ -28,7 +28,7 @@ _GZIP, _ZLIB, _RAW = zlib.MAX_WBITS | 16, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
 class Unpacker:
-    """Unpacks one body. `encoding`: gzip or deflate, which some clients send without the header of zlib."""
+    """Unpacks one body. `encoding`: gzip, or deflate, which some clients send without zlib's header."""
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
@@ -61,7 +61,7 @@ class Unpacker:
 
 
 def unpacker_of(encoding: str) -> Unpacker | None:
-    """Return what unpacks a body with this Content-Encoding; None for one without. Raises Refused (415)."""
+    """Return the Unpacker for this Content-Encoding; None for a plain body. Raises Refused (415)."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
         return None
@@ -69,8 +69,8 @@ def unpacker_of(encoding: str) -> Unpacker | None:
         raise Refused(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "content",
-            f"the Content-Encoding {encoding[:100]!r} is not known: bodies are sent as they are, or by "
-            f"{', '.join(KNOWN)}",
+            f"the Content-Encoding {encoding[:100]!r} is not supported: send the body uncompressed, or with "
+            f"{' or '.join(KNOWN)}",
             {"Accept-Encoding": ", ".join(KNOWN)},
         )
     return Unpacker(name)
@@ -86,7 +86,7 @@ _MAX_HEADERS_BYTES = 4096
 async def read_body(request: Request, held: Held, most: int, seconds: float) -> bytes:
     """Read a body of at most `most` bytes within `seconds`, and count it in `held`. Raises Refused.
 
-    A compressed body is unpacked as it arrives: the limits are those of what is unpacked.
+    A compressed body is unpacked as it arrives: the limits are for the unpacked bytes.
     """
     unpacker = unpacker_of(request.headers.get("content-encoding", ""))
     declared = request.headers.get("content-length", "")
@@ -98,7 +98,7 @@ async def read_body(request: Request, held: Held, most: int, seconds: float) -> 
             while True:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
-                    raise Refused(HTTPStatus.BAD_REQUEST, "cut", "the body was cut off")
+                    raise Refused(HTTPStatus.BAD_REQUEST, "cut", "the connection ended within the body")
                 chunk: bytes = message.get("body", b"")
                 if unpacker is not None:
                     await _unpack(unpacker, chunk, body, held, most)
@@ -118,7 +118,7 @@ async def read_body(request: Request, held: Held, most: int, seconds: float) -> 
 
 
 async def _unpack(unpacker: Unpacker, packed: bytes, body: bytearray, held: Held, most: int) -> None:
-    """Add what is unpacked to the body. Other requests go on between two steps."""
+    """Unpack `packed` and add the result to the body. Other requests go on between two steps."""
     while True:
         content, packed = unpacker.next(packed)
         if len(body) + len(content) > most:
@@ -131,7 +131,9 @@ async def _unpack(unpacker: Unpacker, packed: bytes, body: bytearray, held: Held
 
 
 def _too_large(most: int) -> Refused:
-    return Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", f"the body has more than {most} bytes")
+    return Refused(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", f"the body has more than {most} bytes (--max-body)"
+    )
 
 
 def picture_in(body: bytes, content_type: str | None) -> bytes:
@@ -149,8 +151,10 @@ def picture_in(body: bytes, content_type: str | None) -> bytes:
         parser.finalize()
     except FormParserError as error:
         raise bad(f"the form can't be read: {error}") from error
-    if form.found is None or not form.complete:
-        raise bad(f"the form has no field `{FIELD}` with a file, or was cut off")
+    if not form.complete:
+        raise bad("the form is cut off: the body ends before the closing boundary")
+    if form.found is None:
+        raise bad(f"the form has no field `{FIELD}`, which has to hold the picture file")
     return bytes(form.found)
 
 
@@ -189,7 +193,7 @@ class _Form:
     def _add(self, text: bytearray, more: bytes) -> None:
         text += more
         if len(text) > _MAX_HEADERS_BYTES:
-            raise bad("a header of the form is too long")
+            raise bad(f"a header in the form has a name or value of more than {_MAX_HEADERS_BYTES} bytes")
 
     def _header_end(self) -> None:
         if self._name.lower() == b"content-disposition":

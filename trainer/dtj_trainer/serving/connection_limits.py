@@ -23,7 +23,7 @@ MAX_IN_ADVANCE = 32
 
 
 class PromptProtocol(HttpToolsProtocol):
-    """Limits one connection. A client that sends nothing useful is given up after one to two times `seconds`."""
+    """Limits one connection. After one to two times `seconds` without progress of a request, the connection ends."""
 
     seconds = 30.0
 
@@ -53,7 +53,7 @@ class PromptProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """See httptools. An error is answered by 400, and closes the connection."""
         if len(self.pipeline) >= MAX_IN_ADVANCE:
-            raise ValueError("too many requests before an answer")
+            raise ValueError(f"more than {MAX_IN_ADVANCE} requests of a connection wait for an answer")
         self._arriving, self._head_bytes = True, 0
         super().on_message_begin()
 
@@ -70,7 +70,7 @@ class PromptProtocol(HttpToolsProtocol):
     def _count(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError("too large headers")
+            raise ValueError(f"the headers have more than {MAX_HEAD_BYTES} bytes")
 
     def on_headers_complete(self) -> None:
         """See httptools."""

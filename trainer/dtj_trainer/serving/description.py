@@ -70,7 +70,7 @@ class Preprocessing:
         return made
 
     def check(self) -> None:
-        """Raise ValueError for values that no picture can be preprocessed by."""
+        """Raise ValueError for values with which no picture can be preprocessed."""
         if not 1 <= self.size <= _MAX_SIZE:
             raise ValueError(f"size {self.size} is not between 1 and {_MAX_SIZE}")
         if self.channels not in (1, 3):
@@ -79,13 +79,13 @@ class Preprocessing:
             raise ValueError(f"layout {self.layout!r} is neither NCHW nor NHWC")
         if self.range[0] >= self.range[1]:
             raise ValueError(
-                f"range {self.range[0]} to {self.range[1]} is not one from a lower to a higher value"
+                f"range {self.range[0]} to {self.range[1]} does not go from a lower to a higher value"
             )
         for name, values in (("mean", self.mean), ("deviation", self.deviation)):
             if values and len(values) != self.channels:
                 raise ValueError(f"{name} has {len(values)} values for {self.channels} channels")
         if any(value <= 0 for value in self.deviation):
-            raise ValueError("deviation has a value that is not above 0")
+            raise ValueError("each value of deviation has to be above 0")
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,12 @@ class Description:
 
 
 def checked_labels(read: Any) -> tuple[str, ...]:
-    """Return names of classes. Raises ValueError if they are no texts, or two are equal."""
+    """Return the names of the classes. Raises ValueError if a name is no text, or two names are equal."""
     if not isinstance(read, list | tuple) or not all(isinstance(label, str) for label in read):
         raise ValueError("`labels` must be a list of the names of the classes")
     if len(set(read)) != len(read):
         twice = next(label for label in read if list(read).count(label) > 1)
-        raise ValueError(f"two labels are {twice!r}")
+        raise ValueError(f"{twice!r} is the label of two classes")
     return tuple(read)
 
 

@@ -57,7 +57,7 @@ def exit_on_error() -> Iterator[None]:
         program_error.end(error, error.exit_code)
 
 
-# A request that is refused, and the budget of memory by which requests are refused.
+# Refused is the answer to a request, and RequestRoom is the budget of memory for which requests are refused.
 
 
 class Refused(Exception):
@@ -96,7 +96,7 @@ class RequestRoom:
 
     @property
     def held(self) -> tuple[int, int]:
-        """The requests that are in, and their bytes."""
+        """The number of requests that the server holds, and their bytes."""
         return self._all[0] - self._requests, self._all[1] - self._bytes
 
     def enter(self) -> Held:

@@ -50,7 +50,7 @@ _CHANNELS = (1, 3)
 
 @dataclass(frozen=True)
 class Given:
-    """What the user says of a model. None and empty: nothing."""
+    """The user's options about a model. None or empty: the option is not given."""
 
     labels: tuple[str, ...] = ()
     layout: Layout | None = None
@@ -129,7 +129,7 @@ class Described:
         first = self.inputs[0]
         content = {
             "input": {"dtype": first.dtype, "shape": ["batch", *first.shape]},
-            # not the record of an earlier export
+            # Leave out `export`, the error of an earlier export.
             **{name: value for name, value in self.known.items() if name != "export"},
             "output": {
                 "shape": ["batch", self.classes],
@@ -158,7 +158,7 @@ def described(
     """Put together what model.json, the user and the inputs say; the user goes first. Raises NotExportable."""
     labels = given.labels or tuple(known.get("labels") or ())
     if labels and classes is not None and len(labels) != classes:
-        raise NotExportable(f"there are {len(labels)} labels, and the model has {classes} classes")
+        raise NotExportable(f"there are {len(labels)} labels, but the model has {classes} classes")
     meaning = given.meaning or known.get("output", {}).get("meaning")
     preprocessing = _preprocessing(known, given, inputs)
     return Described(
@@ -180,8 +180,10 @@ def _preprocessing(known: dict[str, Any], given: Given, inputs: tuple[Input, ...
     if picture is None or limits is None:
         if given.mean or given.deviation or given.invert or given.range:
             raise NotExportable(
-                "--range, --mean, --deviation and --invert are for models with one input of square pictures in 1 or "
-                f"3 channels, and need the range; this model takes {', '.join(map(str, inputs))}"
+                "--mean, --deviation and --invert need --range: the range of the model's pixels is not known"
+                if picture
+                else "--range, --mean, --deviation and --invert are for models with one input of square pictures in "
+                f"1 or 3 channels; this model takes {', '.join(map(str, inputs))}"
             )
         return None
     size, channels, layout = picture
@@ -225,13 +227,13 @@ def _picture(inputs: tuple[Input, ...], layout: Layout | None) -> tuple[int, int
 
 BATCHES = (1, 2, 7, 32)
 TOLERANCE = 1e-4
-"""How much an output may differ: this much, and this part of the largest output of the same example, because rounding
-errors grow with that output."""
+"""An output may differ by TOLERANCE, plus TOLERANCE times the largest output of the same example, because rounding
+errors grow with the outputs."""
 _SEED = 20261125
 
 
 class Comparison(NamedTuple):
-    """`largest`: difference of any two outputs. `probabilities`: the outputs of each example sum up to 1."""
+    """`largest`: the largest difference of an output. `probabilities`: the outputs of each example sum up to 1."""
 
     largest: float
     examples: int
@@ -252,7 +254,7 @@ def compare(model: TrainedModel, path: Path, limits: tuple[float, float] | None)
     """
     try:
         session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises classes of its own.
+    except Exception as error:  # onnxruntime's errors have no common base class.
         raise NotExportable(f"onnxruntime can't load the converted model: {first_line(error)}") from error
     names = [each.name for each in session.get_inputs()]
     chance = np.random.default_rng(_SEED)
@@ -262,7 +264,7 @@ def compare(model: TrainedModel, path: Path, limits: tuple[float, float] | None)
         wanted = model.answer(inputs)
         try:
             found = session.run(None, dict(zip(names, inputs, strict=True)))
-        except Exception as error:  # onnxruntime raises classes of its own.
+        except Exception as error:  # onnxruntime's errors have no common base class.
             raise NotExportable(
                 f"the converted model does not take a batch of {batch}: {first_line(error)}"
             ) from error
@@ -288,15 +290,15 @@ def _drawn(
 def _difference(wanted: np.ndarray, found: np.ndarray) -> float:
     if wanted.shape != found.shape:
         raise NotExportable(
-            f"the converted model answers {found.shape}, and the trained model {wanted.shape}"
+            f"the converted model has outputs of shape {found.shape}, but the trained model of {wanted.shape}"
         )
     one, other = wanted.astype(np.float64), found.astype(np.float64)
     difference = np.abs(one - other)
     largest = np.abs(one).max(axis=tuple(range(1, one.ndim)), keepdims=True)
     if not (difference <= TOLERANCE + TOLERANCE * largest).all():
         raise NotExportable(
-            f"the converted model's outputs differ by up to {difference.max():.2e} from the trained model's, and "
-            f"{TOLERANCE:.0e} is allowed"
+            f"the converted model's outputs differ by up to {difference.max():.2e} from the trained model's; at most "
+            f"{TOLERANCE:.0e}, plus {TOLERANCE:.0e} of the largest output, is allowed"
         )
     return float(difference.max(initial=0.0))
 
@@ -368,7 +370,7 @@ def _fetch(store: Store, folder: Path) -> None:
         store.get_file(item.key, folder / path)
         found = True
     if not found:
-        raise ModelMissing(f"{store.location.uri} has no files: does the job have a model already?")
+        raise ModelMissing(f"{store.location.uri} has no files: the job may not have written its model yet")
 
 
 def is_model_file(path: str) -> bool:
@@ -416,7 +418,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-# What the export changes in a converted graph: the name of the batch axis, and of a single output.
+# `finish` renames the batch axis of a converted graph, and its output if there is only one.
 
 BATCH = "batch"
 

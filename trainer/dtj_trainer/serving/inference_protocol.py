@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 _MAX_ID = 1024
 _SPARE = 1000
-"""How many values, lists, objects and texts a request may have beyond those that its tensors need."""
+"""How many more values, lists, objects and texts a request may have than its tensors need."""
 
 
 _LARGE_BYTES = 1 << 20
 _one_large = threading.Lock()
-"""Large requests are parsed one after the other: their numbers take several times the memory of the text."""
+"""The lock to parse large requests one at a time: parsed numbers take several times the memory of the text."""
 
 
 def _no_constant(name: str) -> float:
@@ -54,7 +54,7 @@ _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 class Wanted(NamedTuple):
-    """An output that a request asks for. `place`: in the model's outputs."""
+    """An output that a request asks for. `place`: its index in the model's outputs."""
 
     place: int
     binary: bool
@@ -97,10 +97,10 @@ def _read(
     except (ValueError, RecursionError) as error:
         raise bad(f"the request is no JSON: {error}") from error
     if not isinstance(read, dict):
-        raise bad("the request is no JSON object with `inputs`")
+        raise bad("the request has to be a JSON object with `inputs`")
     id_ = read.get("id")
     if id_ is not None and not (isinstance(id_, str) and len(id_) <= _MAX_ID):
-        raise bad(f"`id` is no text of at most {_MAX_ID} characters")
+        raise bad(f"`id` has to be a text of at most {_MAX_ID} characters")
     found = _inputs(_list(read, "inputs"), binary, inputs, max_batch)
     all_binary = _parameters(read).get("binary_data_output", False) is True
     return Inference(id_, found, _outputs(read, outputs, binary=all_binary))
@@ -143,7 +143,7 @@ def _inputs(
         name = one.get("name") if isinstance(one, dict) else None
         if not isinstance(name, str) or name not in wanted or name in found:
             raise bad(
-                f"each of {', '.join(wanted)} has to be once in `inputs`, by its `name`; found {_shown(name)}"
+                f"`inputs` has to have each of {', '.join(wanted)} once, by its `name`; found {_shown(name)}"
             )
         shape = _shape(one, wanted[name], max_batch)
         size = _parameters(one).get("binary_data_size")
@@ -154,7 +154,7 @@ def _inputs(
             at += found[name].nbytes
     if at != len(binary):
         raise bad(
-            f"{len(binary)} bytes follow the JSON object, and `binary_data_size` of the inputs sum up to {at}"
+            f"{len(binary)} bytes follow the JSON object, but the `binary_data_size` of all inputs sum up to {at}"
         )
     if missing := wanted.keys() - found.keys():
         raise bad(f"`inputs` lacks {', '.join(sorted(missing))}")
@@ -182,7 +182,9 @@ def _from_bytes(
 ) -> np.ndarray:
     needed = math.prod(shape) * wanted.dtype.itemsize
     if size != needed or isinstance(size, bool):
-        raise bad(f"`binary_data_size` of {wanted.name} is {_shown(size)}; its shape and type take {needed}")
+        raise bad(
+            f"`binary_data_size` of {wanted.name} is {_shown(size)}; its shape and type need {needed} bytes"
+        )
     if at + needed > len(binary):
         raise bad(f"the body ends before the {needed} bytes of {wanted.name}")
     values = np.frombuffer(binary, wanted.dtype.newbyteorder("<"), math.prod(shape), at).reshape(shape)
@@ -213,10 +215,10 @@ def _flat(data: list[Any], wanted: Tensor, shape: tuple[int, ...]) -> list[Any]:
         if not isinstance(data[0], list):
             break
         if set(map(type, data)) != {list} or set(map(len, data)) != {size}:
-            raise bad(f"the lists in `data` of {wanted.name} have not the form of `shape`, {list(shape)}")
+            raise bad(f"the lists in `data` of {wanted.name} do not have the form of `shape`, {list(shape)}")
         data = list(itertools.chain.from_iterable(data))
     if len(data) != math.prod(shape):
-        raise bad(f"`data` of {wanted.name} has {len(data)} values, and `shape` says {list(shape)}")
+        raise bad(f"`data` of {wanted.name} has {len(data)} values, but its `shape` is {list(shape)}")
     return data
 
 
@@ -247,14 +249,14 @@ def _outputs(read: dict[str, Any], outputs: Sequence[Tensor], *, binary: bool) -
 def _list(read: dict[str, Any], name: str) -> list[Any]:
     found = read.get(name)
     if not isinstance(found, list) or not found:
-        raise bad(f"`{name}` is no list, or is empty")
+        raise bad(f"`{name}` has to be a list of at least one entry")
     return found
 
 
 def _parameters(read: Mapping[str, Any]) -> Mapping[str, Any]:
     found = read.get("parameters")
     if found is not None and not isinstance(found, dict):
-        raise bad("`parameters` is no object")
+        raise bad("`parameters` has to be an object")
     return found or {}
 
 
@@ -373,7 +375,7 @@ async def inference(service: Service, name: str, request: Request, version: str 
     try:
         content, length = written(asked, name, model.version, model.outputs, found)
     except ValueError as error:
-        message = "the model's answer is not finite, which JSON has no form for: ask for binary data"
+        message = "the model's outputs are not finite, and JSON has no NaN or infinity: ask for binary data"
         raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "model", message) from error
     if length is None:
         return Response(content, media_type="application/json")

@@ -72,7 +72,9 @@ def saved_model(folder: Path) -> TrainedKerasModel:
             )
         asked = signatures[_SIGNATURE].structured_input_signature[1]
         if len(asked) != 1:
-            raise NotExportable(f"{folder} has {len(asked)} inputs; a SavedModel with one can be exported")
+            raise NotExportable(
+                f"{folder} has {len(asked)} inputs; only a SavedModel with one can be exported"
+            )
         ((name, spec),) = asked.items()
         found = _input(name, spec.dtype.name, spec.shape)
         pixels = keras.Input(found.shape, dtype=found.dtype, name=name)

@@ -37,7 +37,7 @@ _GRAPHS: dict[str, dict[int, str]] = {
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {},
 }
-"""By kind of a message: its fields that hold messages in which a tensor may be."""
+"""By kind of a message: the numbers and kinds of its fields in which a tensor may be."""
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BITS = 64
@@ -192,7 +192,7 @@ def load(place: ModelPlace, threads: int) -> LoadedModel:
         loaded.run({each.name: np.zeros((1, *each.shape), each.dtype) for each in inputs})
     except ModelDamaged:
         raise
-    except Exception as error:  # onnxruntime raises classes of its own.
+    except Exception as error:  # onnxruntime's errors have no common base class.
         raise ModelDamaged(f"{place.uri}: onnxruntime can't run the model: {first_line(error)}") from error
     _check_description(loaded)
     return loaded
@@ -214,10 +214,10 @@ def _session(content: bytes, threads: int) -> onnxruntime.InferenceSession:
 def _tensor(node: onnxruntime.NodeArg) -> Tensor:
     kind = node.type.removeprefix("tensor(").removesuffix(")")
     if kind not in _TYPES:
-        raise ModelDamaged(f"{node.name} is a {node.type}, which is not served")
+        raise ModelDamaged(f"{node.name} has the type {node.type}, which dtj serve does not support")
     if not node.shape or isinstance(node.shape[0], int):
         raise ModelDamaged(
-            f"{node.name} has a fixed batch size: `dtj export` makes models for any batch size"
+            f"{node.name} of the ONNX model has a fixed batch size: `dtj export` makes models for any batch size"
         )
     shape = tuple(size if isinstance(size, int) else -1 for size in node.shape[1:])
     return Tensor(node.name, _TYPES[kind], shape)
@@ -225,16 +225,22 @@ def _tensor(node: onnxruntime.NodeArg) -> Tensor:
 
 def _check_description(model: LoadedModel) -> None:
     """Raise ModelDamaged if model.json does not fit model.onnx."""
-    if any(-1 in each.shape for each in model.inputs):
-        raise ModelDamaged(f"{model.uri}: an input has an axis without a fixed size besides the batch axis")
+    for each in model.inputs:
+        if -1 in each.shape:
+            raise ModelDamaged(
+                f"{model.uri}: the input {each.name} has an axis without a fixed size besides the batch axis"
+            )
     form, labels, first = model.description.preprocessing, model.description.labels, model.inputs[0]
     if labels and model.classes not in (None, len(labels)):
-        raise ModelDamaged(f"{model.uri}: there are {len(labels)} labels and {model.classes} classes")
+        raise ModelDamaged(
+            f"{model.uri}: {MODEL_DESCRIPTION_FILE} has {len(labels)} labels, but the model has {model.classes} "
+            "classes"
+        )
     if form:
         sides = (form.size, form.size)
         wanted = (form.channels, *sides) if form.layout == "NCHW" else (*sides, form.channels)
         if len(model.inputs) != 1 or first.shape != wanted or first.datatype not in ("UINT8", "FP32"):
             raise ModelDamaged(
-                f"{model.uri}: {MODEL_DESCRIPTION_FILE} makes pictures {wanted}, and the model takes "
+                f"{model.uri}: {MODEL_DESCRIPTION_FILE} describes pictures of shape {wanted}, but the model takes "
                 f"{first.datatype} {first.shape}"
             )

@@ -52,7 +52,9 @@ class Metrics:
             "dtj_serve_held_requests", "Requests that the server is answering.", registry=self._registry
         )
         self._held_bytes = Gauge(
-            "dtj_serve_held_bytes", "Bytes of the content of those requests.", registry=self._registry
+            "dtj_serve_held_bytes",
+            "Bytes of the requests that the server is answering.",
+            registry=self._registry,
         )
         self._loaded = Gauge(
             "dtj_serve_model_info",
@@ -67,7 +69,10 @@ class Metrics:
             registry=self._registry,
         )
         self._swaps = Counter(
-            "dtj_serve_model_swaps", "Newer versions that replaced one.", ["model"], registry=self._registry
+            "dtj_serve_model_swaps",
+            "Replacements of a version by a newer one.",
+            ["model"],
+            registry=self._registry,
         )
         self._failures = Counter(
             "dtj_serve_load_failures",
@@ -101,12 +106,12 @@ class Metrics:
         self._waiting.labels(model).set(examples)
 
     def held(self, requests: int, size: int) -> None:
-        """Set what the server holds."""
+        """Set the number of requests that the server holds, and their bytes."""
         self._held_requests.set(requests)
         self._held_bytes.set(size)
 
     def loaded(self, model: str, new: LoadedModel, old: LoadedModel | None) -> None:
-        """Set what answers."""
+        """Set the version that answers."""
         if old:
             self._loaded.remove(model, old.version, old.uri)
             self._swaps.labels(model).inc()

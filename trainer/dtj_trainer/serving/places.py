@@ -57,9 +57,9 @@ def file_of(manifest: ModelManifest, path: str) -> ModelFile:
 def _check_file(content: bytes, file: ModelFile) -> None:
     """Raise ModelDamaged if the content of a file differs from what its manifest says."""
     if len(content) != file.size:
-        raise ModelDamaged(f"{file.path} has {len(content)} bytes, and {NAME} says {file.size}")
+        raise ModelDamaged(f"{file.path} has {len(content)} bytes, but {NAME} lists {file.size} bytes")
     if hashlib.sha256(content).hexdigest() != file.sha256:
-        raise ModelDamaged(f"{file.path} is not the file of {NAME}: its sha256 differs")
+        raise ModelDamaged(f"{file.path} is not the file of {NAME}: its sha256 differs from the manifest's")
 
 
 def _path(value: object) -> str:

@@ -44,14 +44,14 @@ _MEBIBYTE = 1 << 20
 
 
 class Misconfigured(ServingError):
-    """An option can't be."""
+    """An option has a value that can't be used."""
 
     exit_code = contract.EXIT_CONFIG
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The command line. `poll` is None if versions are kept."""
+    """The command line. `poll`: seconds between checks for newer models; None: keep the first versions."""
 
     models: dict[str, str]
     host: str
@@ -128,7 +128,7 @@ _KEEP_ALIVE_SECONDS = 60
 
 
 class ModelServer(uvicorn.Server):
-    """Tells its address once it answers at the socket."""
+    """Prints its address once it answers at the socket."""
 
     def __init__(self, config: uvicorn.Config, names: Sequence[str], listening: socket.socket) -> None:
         super().__init__(config)
@@ -143,7 +143,7 @@ class ModelServer(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port that the server listens on."""
         port: int = self._listening.getsockname()[1]
         return port
 
@@ -160,7 +160,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise Misconfigured(f"--host={host} --port={port} can't be listened on: {reason}") from error
+        raise Misconfigured(f"the server can't listen on --host={host} --port={port}: {reason}") from error
 
 
 @contextmanager
@@ -214,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options = read_options(arguments)
         if options.token is None and options.host not in ("127.0.0.1", "::1", "localhost"):
             logging.getLogger(__name__).warning(
-                "%s is open to all who reach it: %s or --token-file asks for a token",
+                "everyone who reaches %s can use this server: set %s or --token-file to require a token",
                 options.host,
                 ENV_ACCESS,
             )

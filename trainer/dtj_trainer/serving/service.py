@@ -1,6 +1,6 @@
 """What the routes of both protocols share: models by name and version, room for requests, decoding and answers.
 
-`predictions` and `inference_protocol` call it. Not here: how a model runs (`loaded_model`, `batching`).
+`torchserve` and `inference_protocol` call it. Not here: how a model runs (`loaded_model`, `batching`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ begin."""
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """`body`: bytes of one. `body_seconds`: time for its arrival. `pixels`: of a picture. `batch`: examples of one.
+    """Each limit is the largest allowed value.
 
-    `json`: bytes of JSON in one; its numbers take ten times as much memory while they are parsed.
-
-    `requests` and `held`: requests, and the bytes of their content, at the same time.
+    `body`: bytes of a body. `body_seconds`: time for the arrival of a body. `pixels`: pixels of a picture. `batch`:
+    examples of a request. `json`: bytes of JSON in a request, whose numbers take ten times as much memory while they
+    are parsed. `requests` and `held`: requests, and the bytes of their content, at the same time.
     """
 
     body: int
@@ -93,9 +93,9 @@ class Service:
     async def decoded(
         self, size: int | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call a function in a thread of those that decode, or at once for few bytes.
+        """Call a function in a decoder thread, or in the event loop if the function reads only few bytes.
 
-        `size`: bytes that it reads; None where its time does not follow from them.
+        `size`: the bytes that the function reads; None if they do not show how long the function takes.
         """
         if size is not None and size <= _FEW_BYTES:
             return function(*args, **kwargs)
@@ -110,7 +110,7 @@ class Service:
         answer: asyncio.Future[list[np.ndarray]] = loop.create_future()
 
         def tell(outcome: Outcome) -> None:
-            with suppress(RuntimeError):  # The event loop has ended, and nobody waits for the answer.
+            with suppress(RuntimeError):  # The event loop has ended: no request waits for the answer.
                 loop.call_soon_threadsafe(_settle, answer, outcome)
 
         try:
@@ -119,8 +119,8 @@ class Service:
             raise overfull() from error
         try:
             return await answer
-        except Exception as error:  # onnxruntime raises classes of its own; the batcher has logged it.
-            message = f"the model {slot.name} failed; the server's log says why"
+        except Exception as error:  # Any error of onnxruntime, which the batcher has logged.
+            message = f"the model {slot.name} failed: see the log of dtj serve for the reason"
             raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "model", message) from error
 
     def close(self) -> None:
@@ -144,15 +144,15 @@ def input_bytes(model: LoadedModel, examples: int) -> int:
     return examples * sum(math.prod(each.shape) * each.dtype.itemsize for each in model.inputs)
 
 
-# The models that a server has, by name, and their replacement by newer versions.
+# A Slot has one of the server's models, and Watch replaces the models by newer versions.
 
 log = logging.getLogger(__name__)
 _LONGEST_PAUSE = 16
-"""After failures, a slot skips checks of the manifest: 1, 2, 4 and so on, up to this number."""
+"""After the n-th failure in a row, a slot skips the next 2^(n-1) - 1 checks of the manifest, at most this number."""
 
 
 class Slot:
-    """A name with the version that answers. A newer one takes new requests; the older one answers its own.
+    """A name with the version that answers. A newer version takes new requests; the older answers those it has.
 
     Raises ServingError when the model can't be loaded.
     """
@@ -180,7 +180,7 @@ class Slot:
         return self._place.uri
 
     def refresh(self) -> None:
-        """Load the model if its manifest has changed. Keep the present one if that fails."""
+        """Load the model if its manifest has changed. If the new model can't be loaded, keep the present model."""
         if self._left_out:
             self._left_out -= 1
             return
@@ -206,7 +206,7 @@ class Slot:
         if new.version == self.model.version and new.description == self.model.description:
             return
         self._metrics.loaded(self.name, new, self.model)
-        log.info("%s: version %s replaces %s", self.name, new.version, self.model.version)
+        log.info("the model %s: version %s replaces %s", self.name, new.version, self.model.version)
         self.model = new
 
 
@@ -230,4 +230,4 @@ class Watch:
                 try:
                     slot.refresh()
                 except Exception:
-                    log.exception("%s could not be refreshed", slot.name)
+                    log.exception("the check for a newer version of the model %s failed", slot.name)

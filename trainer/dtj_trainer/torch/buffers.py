@@ -1,4 +1,4 @@
-"""The buffers that passes change: each rank fills its own from its batches, and all ranks get the same."""
+"""Makes equal on all ranks the buffers that forward passes change, such as BatchNorm's statistics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_PICTURES = ("mean", "deviation")
 """Buffers of a PictureClassifier that no pass changes."""
 _AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PIECE = 1 << 22
-"""How many numbers one sum takes: PyTorch first converts them to another type, in new memory."""
+"""The most numbers of one sum: PyTorch first copies the numbers to int64."""
 
 
 def statistics(network: nn.Module) -> dict[str, Tensor]:
@@ -31,7 +31,7 @@ def statistics(network: nn.Module) -> dict[str, Tensor]:
 def make_same(network: nn.Module, ranks: TensorRanks) -> None:
     """Average the floating buffers over the ranks, and take the others from rank 0.
 
-    A number that all ranks have stays bit for bit. BatchNorm's statistics never are the same, and need one exchange.
+    A number that is equal on all ranks keeps its bits. BatchNorm's statistics always differ, and take one exchange.
     """
     averaged = statistics(network)
     if averaged:

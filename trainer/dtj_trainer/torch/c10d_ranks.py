@@ -123,7 +123,8 @@ class C10dRanks(TensorRanks):
                 tensor.detach().copy_(sent)
 
 
-# PyTorch 2.13 deprecates `broadcast_buffers`, and warns if a program uses it. PyTorch 2.11 has only this name.
+# PyTorch 2.13 warns of `broadcast_buffers`, and has `forward_sync_buffers` in its place. PyTorch 2.11 has only the
+# old name.
 _WITHOUT_BROADCASTS: dict[str, Any] = next(
     {name: False}
     for name in ("forward_sync_buffers", "broadcast_buffers")
@@ -142,7 +143,8 @@ class _DistributedDataParallel(GradientAveraging):
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         # The training averages BatchNorm's statistics before each test and checkpoint. Broadcasts of rank 0's
         # statistics before each pass would discard those of the others.
-        # DDP searches the graph of each pass for weights without a gradient, which it would wait for.
+        # With find_unused_parameters, DDP searches each pass for weights that get no gradient. Otherwise DDP would
+        # wait for these gradients for ever.
         averaged = DistributedDataParallel(
             network,
             **_WITHOUT_BROADCASTS,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dtj_trainer.train.options import TrainingOptions
 
 
-# Dense layers that several ranks share: each has some columns of the first weight and some rows of the next one.
+# share_layers divides pairs of dense layers: each rank has columns of the first weight and rows of the second one.
 
 _SPLIT = {"column": ("out_features", ColwiseParallel), "row": ("in_features", RowwiseParallel)}
 
@@ -88,7 +88,7 @@ class SharedDropout(nn.Module):
         return values * kept[..., rank * width : (rank + 1) * width]
 
 
-# The norm of a gradient of which each rank has a part.
+# `clip` reduces the norm of a gradient whose parts are on several ranks.
 
 
 def clip(weights: Sequence[Tensor], largest: float, ranks: MeshRanks, *, staged: bool) -> None:
@@ -99,7 +99,7 @@ def clip(weights: Sequence[Tensor], largest: float, ranks: MeshRanks, *, staged:
     gradients = [each.grad for each in weights if each.grad is not None]
     square = torch.zeros(1, dtype=torch.float64)
     for each in gradients:
-        # A gradient that several ranks have counts once.
+        # Divide by the number of ranks that have the same part of the gradient, so that the sum counts the part once.
         divided = dimensions_of(each) | ({"model"} if staged else set())
         copies = (1 if "data" in divided else ranks.data_size) * (
             1 if "model" in divided else ranks.model.size()
@@ -119,7 +119,7 @@ def dimensions_of(tensor: Tensor) -> set[str]:
     return {name for name, place in zip(names, tensor.placements, strict=True) if not place.is_replicate()}
 
 
-# Weights, gradients and optimizer in shards: each rank keeps one shard, and gathers a block when a pass needs it.
+# `shard` leaves each rank one shard of weights, gradients and optimizer. A pass gathers the weights block by block.
 
 BLOCK_PARAMETERS = 50_000
 """Blocks with fewer parameters are gathered together with the network: an exchange for each would cost more than the
@@ -154,10 +154,12 @@ class DividedModel(TorchModel):
     ) -> None:
         super().__init__(options, data, device, ranks)
         if self.precision.dtype is torch.float16:
-            raise SystemExit("a divided network needs bfloat16, which this GPU lacks: give --no-amp")
+            raise SystemExit(
+                "mixed precision of a divided network needs bfloat16, which this GPU lacks: give --no-amp"
+            )
         if options.tensor_parallel > 1:
-            # Turn off updates of many parameters at once: they can't have several kinds of parameters (shared, in
-            # shards, whole).
+            # Turn off `foreach`, which updates many parameters at once: PyTorch would refuse to mix parameters that
+            # are divided in different ways.
             for group in self.optimizer.param_groups:
                 group["foreach"] = False
         if is_own(options.model) and not any(ranks.gather(checkpoints.newest() is not None, "checkpoints")):
@@ -201,7 +203,7 @@ class DividedModel(TorchModel):
         clip(weights, self._clip_norm, self._ranks, staged=self._staged)
 
     def fingerprints(self, *, weights_alone: bool) -> dict[str, str]:
-        """See Model. Those of the tensors that other ranks have too: no shards of FSDP, which each has alone."""
+        """See Model. Leaves out FSDP's shards, of which no other rank has a copy."""
         named = dict(self.network.named_parameters()) if weights_alone else self.network.state_dict()
         tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
         return buffers.fingerprints(

@@ -1,6 +1,6 @@
 """Tries whether torch.export takes a network: MODEL CHANNELS HEIGHT WIDTH CLASSES. Exits with REFUSED if it does not.
 
-The last line of the output then says why. Another exit code than 0 says nothing of the network.
+The last line of the output is then the reason. Exit codes other than 0 and REFUSED are failures of the trial itself.
 """
 
 from __future__ import annotations

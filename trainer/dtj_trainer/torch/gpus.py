@@ -35,5 +35,5 @@ def _without_gpus() -> str:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
-        return f"PyTorch {torch.__version__} can use none: {str(error).splitlines()[0]}"
-    return f"PyTorch {torch.__version__} finds none"
+        return f"PyTorch {torch.__version__} can use no GPU: {str(error).splitlines()[0]}"
+    return f"PyTorch {torch.__version__} finds no GPU"

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class MeshRanks(C10dRanks):
-    """See C10dRanks. The ranks 0 to n - 1 have the n parts of the first network, and so on.
+    """See C10dRanks. Ranks 0 to n - 1 have the n parts of the first copy of the network, and so on.
 
-    Thus the ranks that exchange most, those of one network, are on one host where they can be. Ends the process if
-    the number of ranks is no multiple of n.
+    Thus the ranks that exchange most, those of one copy, are on one host where possible. Ends the process if the
+    number of ranks is no multiple of n.
     """
 
     def __init__(self, options: DivisionOptions, device: torch.device) -> None:
@@ -51,7 +51,7 @@ class MeshRanks(C10dRanks):
 
     @property
     def counts(self) -> bool:
-        """See Ranks. The last stage of a pipeline knows the answers; with parts of layers each rank does."""
+        """See Ranks. Only the last stage of a pipeline computes outputs. Ranks that share layers all compute them."""
         return self.model_rank == self.model.size() - 1
 
     def averaging(
@@ -71,7 +71,7 @@ class MeshRanks(C10dRanks):
         return summed / self.data_size
 
     def first(self, tensor: Tensor, name: str) -> Tensor:
-        """See TensorRanks. That of the first rank that has the same part of the network."""
+        """See TensorRanks. Returns the tensor of the first rank that has the same part of the network."""
         del name
         sent = tensor.clone()
         dist.broadcast(sent, group=self.data.get_group(), group_src=0)
@@ -89,8 +89,8 @@ class MeshRanks(C10dRanks):
         weights = self.gather(dict(of_each or {}), "names")
         names = sorted(dict(weights[rank].items() ^ weights[other].items()))[:NAMED]
         raise RanksDiverged(
-            f"rank {rank} has other weights of {', '.join(names)} than rank {other}, which has the same part of the "
-            "network, as when a pass changes a weight by itself"
+            f"rank {rank} and rank {other} have the same part of the network, but different weights: "
+            f"{', '.join(names)}; a possible cause is a forward pass that changes a weight"
         )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-import torch._dynamo  # Optimizers import it, which takes 2 s: load it on all ranks before they first meet.
+import torch._dynamo  # Optimizers import torch._dynamo, which takes 2 s: import it before a rank waits for others.
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
@@ -31,10 +31,10 @@ from dtj_trainer.torch.models.outputs import logits_and_loss
 from dtj_trainer.torch.staging import StagedState
 from dtj_trainer.torch.state_dicts import tensors_in, with_values, without_values
 from dtj_trainer.torch.step_times import NoClock, StepClock
-from dtj_trainer.train.chance import seed_of
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.own_model import is_own
 from dtj_trainer.train.protocols import PictureModel, Tested
+from dtj_trainer.train.seeds import seed_of
 from dtj_trainer.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from dtj_trainer.train.protocols import StepParts
 
 
-# The optimizers of the PyTorch programs.
+# make_optimizer is the counterpart of `dtj_trainer.keras.optimizers`.
 
 
 def make_optimizer(options: TrainingOptions, network: nn.Module, *, fused: bool = False) -> Optimizer:
@@ -71,7 +71,7 @@ def make_optimizer(options: TrainingOptions, network: nn.Module, *, fused: bool 
             return SGD(weights, lr=rate, momentum=options.momentum, weight_decay=decay, fused=one_kernel)
 
 
-# Mixed precision on several ranks.
+# Precision is the mixed precision of a step, with which all ranks take or skip the step together.
 
 
 class Precision:
@@ -135,7 +135,7 @@ class Precision:
             self._scaler.load_state_dict(state)
 
 
-# A trace of some steps for TensorBoard's plugin of PyTorch's profiler, and Horovod's timeline of them.
+# StepProfile writes a trace of some steps for TensorBoard's profiler plugin, and Horovod's timeline of these steps.
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class StepProfile:
         self._running: profile | None = None
 
     def before(self, step: int) -> None:
-        """Start or stop. `step` counts the steps before the one that begins. All ranks call this."""
+        """Start or stop the trace before a step, on all ranks. `step` counts the steps that are done."""
         if self._steps is None:
             return
         first, last = self._steps
@@ -188,7 +188,7 @@ class StepProfile:
         self._running.export_chrome_trace(str(path))
 
 
-# Switches of PyTorch's own: algorithms that repeat, or that are fast, and the compiler.
+# These functions set PyTorch's switches for deterministic or fast algorithms, and for the compiler.
 
 _COMPILERS = ("g++", "clang++", "c++")
 
@@ -227,9 +227,9 @@ def synchronize(network: nn.Module, *, on_gpu: bool) -> None:
         elif on_gpu:
             setattr(network, name, nn.SyncBatchNorm.convert_sync_batchnorm(child))  # type: ignore[no-untyped-call]
         elif not (child.affine and child.track_running_stats):
+            flag = "track_running_stats" if child.affine else "affine"
             raise SystemExit(
-                f"--sync-batchnorm: the layer {name} has affine=False or track_running_stats=False, which "
-                "needs GPUs"
+                f"--sync-batchnorm: the layer {name} has {flag}=False, which works on GPUs only: leave the option out"
             )
         else:
             layer = CpuSyncBatchNorm(child.num_features, child.eps, child.momentum, dtype=child.weight.dtype)
@@ -453,7 +453,7 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
 
     @property
     def _chance_rank(self) -> int:
-        """The number that distinguishes this rank's random numbers. Ranks of one share draw the same."""
+        """The number that seeds this rank's random numbers. Ranks with the same share draw the same numbers."""
         return self._ranks.data_rank
 
     def take_sums(self) -> list[float]:
@@ -509,7 +509,7 @@ class TorchSaver(FileSaver):
         torch.save(self._state(run), path)
 
     def prepare_saves(self) -> None:
-        """See Saver. The first copy gets its memory, and takes several times as long as later ones."""
+        """See Saver. The first copy also allocates memory, which takes several times as long as a later copy."""
         if self._ranks.rank == 0 and self._options.async_save:
             self._staged.stage(self._state({}))
 
@@ -580,12 +580,12 @@ class TorchSaver(FileSaver):
 
 
 def right_answers(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how many labels are the best answers."""
+    """Return for how many examples the label has the highest logit."""
     return (logits.argmax(1) == labels).sum()
 
 
 def among_five(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how many labels are among the five best answers."""
+    """Return for how many examples the label has one of the five highest logits."""
     best = logits.topk(min(5, logits.shape[1]), sorted=False).indices
     return (best == labels.unsqueeze(1)).sum()
 
@@ -604,8 +604,8 @@ def digest_of(state: Mapping[str, object]) -> str:
 def _statistics(data: PictureSet) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation of each channel over the training set, on the scale 0 to 1.
 
-    Without those of the data's index, the function counts the 256 values, so that the result is exact, equal on every
-    rank, and needs no copy as floats.
+    Without statistics in the data's index, the function counts the 256 values of a pixel: the result is exact and
+    equal on every rank, and needs no copy of the pixels as floats.
     """
     if data.mean:
         return list(data.mean), [max(each, _LEAST_DEVIATION) for each in data.deviation]
@@ -625,6 +625,6 @@ def _statistics(data: PictureSet) -> tuple[list[float], list[float]]:
 
 
 def _mapped(path: Path) -> dict[str, Any]:
-    """Map a checkpoint: its tensors are read from the file on use, and need no memory of their own."""
+    """Load a checkpoint by mmap: the kernel reads a tensor from the file on its first use."""
     state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     return state

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from dtj_trainer.train.options import TrainingOptions
 
 
-# Cuts a network into the stages of a pipeline: neighbouring blocks, about the same work in each stage.
+# `cut` divides a network into the stages of a pipeline: neighbouring blocks, about the same work in each stage.
 
 
 class Piece(NamedTuple):
-    """Blocks that stay together: one with weights, and those without that follow it.
+    """Blocks that stay together: a block with weights, and the following blocks that have none.
 
     `work` counts the floating point operations of a forward pass, and the weights; `shape` is that of the output for
     one picture.
@@ -79,8 +79,8 @@ def pieces_of(network: PictureClassifier, shape: tuple[int, int, int]) -> list[P
                     values = block(values)
             if not isinstance(values, Tensor):
                 raise SystemExit(
-                    f"--pipeline-stages: a block of the network returned {type(values).__name__}, and stages "
-                    "exchange one tensor: let it return logits alone, or leave the option out"
+                    f"--pipeline-stages: a block of the network returned {type(values).__name__}, but stages "
+                    "exchange one tensor: let each block return a tensor, or leave the option out"
                 )
             found.append(
                 Piece(tuple(blocks), counter.get_total_flops() + _weights(blocks), tuple(values.shape[1:]))
@@ -180,7 +180,7 @@ _PADDING = -1
 class PipelineModel(DividedModel):
     """See TorchModel. The step's examples pass through the stages in micro batches of one size.
 
-    Examples that occur twice, and do not count, fill up the last micro batches.
+    Repeated examples, which do not count, fill up the last micro batches.
     """
 
     _staged = True
@@ -227,7 +227,7 @@ class PipelineModel(DividedModel):
     def _make_passes(self, data: tuple[Tensor, Tensor], share: Share) -> None:
         each = max(math.ceil(share.count / self._micro_batches), 1)
         size = each * self._micro_batches
-        # A share without an example has one that does not count.
+        # A share without examples still passes its one example through the stages, with the label _PADDING.
         places = torch.arange(size) % max(share.count, 1)
         self._total = share.total
         labels = torch.where(torch.arange(size) < share.count, data[1][places], _PADDING)
@@ -276,7 +276,7 @@ class PipelineModel(DividedModel):
         sends: list[dist.Work | None] = []
         right = loss = top5 = 0.0
         with torch.no_grad():
-            # Without pictures, the stages still gather their weights if those are in shards.
+            # Run the network on empty parts too: with --fsdp, ranks gather their weights only together.
             for part in range(self._micro_batches):
                 first, end = (len(labels) * each // self._micro_batches for each in (part, part + 1))
                 values = self.network(self._received(pixels[first:end]))
@@ -315,7 +315,7 @@ def _check_batch(options: TrainingOptions, shares: int) -> None:
     if options.passes(shares) > 1:
         raise SystemExit(
             f"--pipeline-stages={stages}: --global-batch-size={options.global_batch_size} gives each of {shares} "
-            f"pipelines {examples} examples a step, which is one pass: give --batch-size={examples}"
+            f"pipelines {examples} examples a step, which have to be one pass: give --batch-size={examples}"
         )
     if examples < parts:
         raise SystemExit(

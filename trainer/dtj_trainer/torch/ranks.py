@@ -71,7 +71,7 @@ class TensorRanks(Ranks):
         """Complete the file of `start_timeline`."""
 
 
-# `exchange_as_one` exchanges many tensors between ranks in one exchange, which saves the latency of the others.
+# `exchange_as_one` joins many tensors to one exchange between ranks, which has the latency of a single exchange.
 
 
 def exchange_as_one(tensors: Sequence[Tensor], exchange: Callable[[Tensor], Tensor]) -> None:

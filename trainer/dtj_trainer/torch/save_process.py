@@ -31,12 +31,12 @@ class _Request(NamedTuple):
 
 
 class SaveProcess:
-    """The rank's end. Construct it in the main thread; the process ends with that thread."""
+    """The rank's handle of the process. Construct it in the main thread: the process ends with that thread."""
 
     def __init__(self) -> None:
         self._process = WriterProcess(__name__)
-        # Give the process the key of this one: tensors travel as file descriptors, which only a process with the key
-        # receives.
+        # Send the rank's authkey: multiprocessing passes the file descriptors of tensors only to processes with the
+        # same key.
         self._process.connection.send_bytes(bytes(multiprocessing.current_process().authkey))
         self._places: Sequence[tuple[object, ...]] = []
 
@@ -49,8 +49,8 @@ class SaveProcess:
         pickler = _Pickler(stream)
         pickler.dump(state)
         places = [(each.data_ptr(), each.dtype, each.shape, each.stride()) for each in pickler.tensors]
-        # Send tensors only if their memory has changed: a thousand tensors take a tenth of a second, and the stager
-        # usually copies into the same memory again.
+        # Send tensors only if their addresses have changed: to send a thousand tensors takes a tenth of a second, and
+        # the stager usually copies into the same memory again.
         tensors = None if places == self._places else pickler.tensors
         self._process.ask(_Request(str(path), stream.getvalue(), tensors))
         self._places = places
@@ -61,7 +61,7 @@ class SaveProcess:
 
 
 class _Pickler(pickle.Pickler):
-    """Puts numbers in place of tensors, which it collects."""
+    """Collects tensors, and pickles a number in place of each."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream)

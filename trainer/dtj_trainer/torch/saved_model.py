@@ -53,8 +53,8 @@ def write(
         **model_files.picture_facts(shape, "NCHW", class_names, orient),
         **facts,
         "files": {
-            WEIGHTS: "torch.load(file, weights_only=True): the network's state_dict, whose names follow `network.`, "
-            "and mean and deviation of the pictures",
+            WEIGHTS: "torch.load(file, weights_only=True): the network's state_dict, with the prefix `network.`, and "
+            "mean and deviation of the pictures",
         },
         "torch": str(torch.__version__),
     }
@@ -74,8 +74,8 @@ def write(
 
 
 def _alone(value: Tensor) -> Tensor:
-    """Return a tensor in the memory of CPUs with a storage of its own: a file of a part of a larger tensor would have
-    all of it.
+    """Return a tensor on the CPU with a storage of its own: torch.save writes the whole storage of a tensor, even if
+    the tensor uses only a part.
     """
     held = value.detach().cpu()
     return held if held.untyped_storage().nbytes() == held.nbytes else held.clone()

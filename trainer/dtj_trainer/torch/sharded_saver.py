@@ -63,7 +63,7 @@ _SMALL_BYTES = 2**16
 
 
 class NeededFiles(FileSystemReader):
-    """Reads tensors, after it has brought the files that hold them."""
+    """Fetches the files that hold a rank's tensors from the bucket, and reads the tensors."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """See StorageReader. `plan` names the pieces that this rank needs."""
@@ -152,7 +152,7 @@ class ShardedSaver(Saver):
         self._leader = pods.index(pods[ranks.rank])
         self._pods = len(set(pods))
         self._background = BackgroundSave()
-        # A group for saves: the ranks' threads exchange in it while the training exchanges in other groups.
+        # Saves use a process group of their own: a save exchanges in a thread beside the exchanges of the training.
         self._group = dist.new_group(backend="gloo")
         gpu = any(each.is_cuda for each in self._weights.values())
         self._stager = Stager(
@@ -165,7 +165,7 @@ class ShardedSaver(Saver):
         )
 
     def prepare_saves(self) -> None:
-        """See Saver. The first copy gets its memory, and takes several times as long as later ones."""
+        """See Saver. The first copy also allocates memory, which takes several times as long as a later copy."""
         if self._options.async_save:
             self._stager.stage(self._state())
 
@@ -264,12 +264,14 @@ class ShardedSaver(Saver):
         common = set(whole[0].items()).intersection(*(each.items() for each in whole[1:]))
         if common:
             return max(step for step, _ in common)
-        found = self._ranks.gather(newest and str(newest.path), "newest checkpoints")
+        in_shards = newest and (newest.path / SHARDED_RUN).is_file()
+        found = self._ranks.gather(newest and (str(newest.path), in_shards), "newest checkpoints")
         if any(found):
-            path = next(each for each in found if each)
+            path, in_shards = next(each for each in found if each)
+            fault = "does not have all its files in each pod" if in_shards else "is not in shards"
             raise SystemExit(
-                f"the checkpoint {path} has no shards, or is not complete in each pod: resume with the options "
-                "that wrote it (docs/model-parallel.md), or start anew (artifacts.resume: Never)"
+                f"the checkpoint {path} {fault}: resume with the options that wrote it (docs/model-parallel.md), or "
+                "start anew (artifacts.resume: Never)"
             )
         return None
 
@@ -278,7 +280,9 @@ class ShardedSaver(Saver):
         kept = read_metadata(folder).state_dict_metadata
         state = {f"model.{name}": value for name, value in self._network.state_dict().items()}
         if missing := [name for name in state if name not in kept]:
-            raise SystemExit(f"the checkpoint {folder} has no {missing[0]}: give the --model that wrote it")
+            raise SystemExit(
+                f"the checkpoint {folder} has no tensor {missing[0]}: give the --model that wrote it"
+            )
         for name, weight in self._weights.items():
             of_weight = self._optimizer.state[weight]
             for what in _optimizer_names(kept, name):
@@ -299,7 +303,7 @@ class ShardedSaver(Saver):
         self._compare(names, digest_of(part))
         whole = self._gathered(part)
         digest: str = self._ranks.broadcast(digest_of(whole))
-        log.info("the ranks of each part have the same weights; sha256 of the whole network's: %s", digest)
+        log.info("the ranks of each part have the same weights; sha256 of all weights: %s", digest)
         facts = model_facts(at, accuracy, self._ranks.size, digest)
         if self._ranks.rank == 0:
             folder = Path(contract.root()) / contract.MODEL
@@ -323,8 +327,10 @@ class ShardedSaver(Saver):
         first = dict(reversed(of_ranks))
         unlike = [rank for rank, (part, each) in enumerate(of_ranks) if each != first[part]]
         if unlike:
+            rank = unlike[0]
+            other = next(one for one, (part, _) in enumerate(of_ranks) if part == of_ranks[rank][0])
             raise RanksDiverged(
-                f"the weights of rank {unlike[0]} differ from those of a rank with the same part"
+                f"rank {rank} and rank {other} have the same part of the network, but different weights"
             )
 
     def _gathered(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -336,7 +342,7 @@ class ShardedSaver(Saver):
         for rank, tensors in enumerate(described):
             lacking = {name: like for name, like in tensors.items() if name not in described[0]}
             if rank >= self._ranks.model.size() or not lacking:
-                continue  # The ranks of the first network have all parts.
+                continue  # The ranks of the first copy of the network have all parts.
             for name, (shape, dtype) in lacking.items():
                 if self._ranks.rank == rank:
                     dist.send(part[name], dst=0)

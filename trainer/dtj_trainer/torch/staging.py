@@ -36,7 +36,7 @@ class Stager(DefaultStager):
 
 
 class StagedState:
-    """The copy of one rank's state. It stays in memory for the next save: the state's size, once.
+    """The copy of one rank's state. Its memory, as large as the state, is kept for the next save.
 
     A large state is copied into shared memory, and a SaveProcess writes it. For a GPU, the memory is pinned.
     """
@@ -47,16 +47,18 @@ class StagedState:
         self._refused = False
 
     def stage(self, state: dict[str, Any]) -> Callable[[Path], None] | None:
-        """Copy the state, and return what writes the copy to a path. Call the method in the main thread.
+        """Copy the state, and return a function that writes the copy to a path. Call the method in the main thread.
 
-        None, also in later calls, where the memory or /dev/shm has no room for the copy.
+        Returns None, also in later calls, if the memory or /dev/shm has no room for the copy.
         """
         if self._refused:
             return None
         try:
             return self._staged(state)
         except (OSError, RuntimeError) as error:
-            log.warning("no memory for a copy of the state: the training waits for each save: %s", error)
+            log.warning(
+                "no memory for a copy of the training's state, so the training waits for each save: %s", error
+            )
             self._refused = True
             self.close()
             return None

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from dtj_trainer.torch.models.outputs import logits_and_loss
 from dtj_trainer.train.export_process import begin_trial
-from dtj_trainer.train.smallest import refused, same_generators, step_totals, tell_unused
+from dtj_trainer.train.smallest_pass import refused, same_generators, step_totals, tell_unused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,7 +111,7 @@ def _same_generators(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _entered(network: nn.Module) -> Iterator[list[str]]:
-    """Keep the names of the modules that a pass has entered and not left."""
+    """Yield a list of the modules that a pass is in, outermost first: the last is where an error arose."""
     entered: list[str] = []
     hooks = []
     for name, module in network.named_modules():
@@ -123,7 +123,7 @@ def _entered(network: nn.Module) -> Iterator[list[str]]:
 
 
 def _layer(entered: list[str]) -> str:
-    return entered[-1].removeprefix("network.") if entered else "backward"
+    return entered[-1].removeprefix("network.") if entered else "the backward pass"
 
 
 def _pass(
@@ -133,7 +133,8 @@ def _pass(
         logits, own = logits_and_loss(network(pixels))
     if logits.shape != (len(pixels), classes):
         raise ValueError(
-            f"it returned logits of shape {tuple(logits.shape)} for {len(pixels)} pictures of {classes} classes"
+            f"the network returned logits of shape {tuple(logits.shape)} for {len(pixels)} pictures of {classes} "
+            "classes"
         )
     labels = torch.zeros(len(pixels), dtype=torch.int64, device=pixels.device)
     loss = functional.cross_entropy(logits.float(), labels, reduction="sum")
@@ -158,7 +159,7 @@ def _tell_unused(network: nn.Module) -> None:
 
 
 def _check_extra(network: nn.Module) -> None:
-    """End the process if a checkpoint could not be read again."""
+    """End the process if torch.load would not read the network's extra state from a checkpoint."""
     extra = {name: value for name, value in network.state_dict().items() if not isinstance(value, Tensor)}
     written = io.BytesIO()
     try:
@@ -167,13 +168,13 @@ def _check_extra(network: nn.Module) -> None:
         torch.load(written, weights_only=True)
     except Exception as error:
         raise SystemExit(
-            f"{', '.join(extra)}: get_extra_state of the network has to return tensors, numbers, texts, lists or "
-            f"dicts, which torch.load(weights_only=True) takes: {type(error).__name__}: {str(error)[:300]}"
+            f"get_extra_state of the network ({', '.join(extra)}) has to return what torch.load(weights_only=True) "
+            f"reads, such as tensors, numbers, texts, lists or dicts: {type(error).__name__}: {str(error)[:300]}"
         ) from error
 
 
 def try_export(network: nn.Module, name: str, shape: tuple[int, int, int], classes: int) -> None:
-    """Try in a process of its own whether torch.export takes the network, and tell if it does not."""
+    """Try torch.export in a process of its own, which records in the log and the progress if it fails."""
     size = sum(each.nbytes for each in network.state_dict().values() if isinstance(each, Tensor))
     program = [sys.executable, "-m", "dtj_trainer.torch.export_trial", name]
     begin_trial([*program, *map(str, (*shape, classes))], size)

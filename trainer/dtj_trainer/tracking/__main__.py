@@ -19,8 +19,9 @@ def main() -> None:
     """Track the attempt of this pod."""
     logging.basicConfig(format="dtj: %(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("dtj_trainer").setLevel(logging.INFO)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # `dtj-launch` tells this process when to end.
-    # Send what libraries print to stderr: stdout carries the messages to `dtj-launch`.
+    # Ctrl-C sends SIGINT to `dtj-launch`, too, which then ends this process by a message.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Redirect the output of libraries to stderr: stdout carries the messages to `dtj-launch`.
     outgoing, sys.stdout = sys.stdout, sys.stderr
     channel = Channel(sys.stdin, outgoing)
     channel.start()

@@ -12,12 +12,13 @@ CLIENT_VARIABLES = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""Variables of mlflow, unless the job sets them. `Tracker` repeats failed requests, and knows when the pod ends."""
+"""Variables of mlflow's client, unless the job sets them. mlflow itself repeats no request: `Tracker` does, until the
+pod ends."""
 
 
 class Unavailable(Exception):
-    """The server did not take a request now; it may take it later."""
+    """The server did not accept a request. The same request may succeed later."""
 
 
 class TrackingRefused(Exception):
-    """The server will not take this request as it is."""
+    """The server refused a request as invalid. The same request would fail again."""

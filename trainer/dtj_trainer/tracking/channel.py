@@ -16,7 +16,7 @@ from dtj_trainer import contract
 
 
 class Channel:
-    """The process's end. Thread-safe."""
+    """The tracking process's side of the messages. Thread-safe."""
 
     def __init__(self, incoming: Iterable[str], outgoing: TextIO) -> None:
         self._incoming, self._outgoing = incoming, outgoing
@@ -30,7 +30,7 @@ class Channel:
         self.end: str | None = None
         """The status in which the run ends; None while the programs run."""
         self.closed = False
-        """Whether `dtj-launch` is gone."""
+        """Whether `dtj-launch` has closed this process's stdin, or has ended."""
 
     def start(self) -> None:
         """Read messages in the background."""
@@ -54,13 +54,13 @@ class Channel:
             self._changed.notify_all()
 
     def await_begin(self) -> bool:
-        """Wait until the pod holds the claim of its attempt; return False when it never will."""
+        """Wait until the pod holds the claim of its attempt; return False if `dtj-launch` ended before."""
         with self._changed:
             self._changed.wait_for(lambda: self._began or self.closed)
             return self._began
 
     def wait(self, seconds: float) -> None:
-        """Wait, at most until the programs have ended."""
+        """Wait for some seconds, or until the programs have ended."""
         with self._changed:
             self._changed.wait_for(lambda: self.end is not None or self.closed, seconds)
 

@@ -1,7 +1,8 @@
-"""The files whose lines are sent, by name and size: in the bucket, or of this pod where the job has no bucket.
+"""Reads the lines that are sent to a tracking server: from the bucket, or from this pod if the job has no bucket.
 
-With a bucket, only lines that are in it are sent. A pod that is lost together with its last lines leaves no points of
-steps that the next attempt trains anew in another way. The pods' utilisation is read there too.
+With a bucket, only lines that the bucket has are sent. A pod that is lost together with its last lines leaves no
+points of steps that the next attempt trains anew in another way. The utilisation of all pods is read from the bucket,
+too.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def as_params(values: Mapping[str, object]) -> dict[str, str]:
 def _metrics(values: Mapping[str, Any], prefix: str) -> Iterator[Point]:
     kind = str(values.get("kind", "metrics"))
     if kind == "start":
-        return  # What a training begins with is in the parameters.
+        return  # `params_of` makes parameters of this line instead.
     step = values.get("step")
     at = int(step) if isinstance(step, (int, float)) and math.isfinite(step) else 0
     rest = {name: value for name, value in values.items() if name not in _OF_A_LINE}

@@ -96,7 +96,7 @@ class MlflowServer:
 
 @contextlib.contextmanager
 def _sentences() -> Iterator[None]:
-    """Translate the exceptions of mlflow and of the libraries below it."""
+    """Raise exceptions of mlflow, and of the libraries that it uses, as TrackingRefused or Unavailable."""
     try:
         yield
     except MlflowException as error:

@@ -22,13 +22,14 @@ from dtj_trainer.tracking.lines import LineFiles, next_lines
 from dtj_trainer.tracking.points import Point, as_params, params_of, points_of
 from dtj_trainer.tracking.settings import TrackerSettings
 
-# The job's one run at the tracking server: the stored one, that with the job's uid, or a new one.
+# find_run returns the job's one run at the tracking server: the run in tracking.json, else the run with the job's
+# uid, else a new run.
 
 VERSION = 1
 
 
 class Runs(Protocol):
-    """What finding a run needs of a server."""
+    """The methods of a server that `find_run` calls."""
 
     def experiment(self, name: str) -> str:
         """Return the id of an experiment."""
@@ -55,7 +56,7 @@ class Run:
 
 
 def find_run(server: Runs, settings: TrackerSettings, stored: str | None) -> Run:
-    """Find the job's run, or make it. stored: its id in tracking.json. Raises Unavailable and TrackingRefused."""
+    """Find the job's run, or make it. stored: the id in tracking.json. Raises Unavailable and TrackingRefused."""
     for known in filter(None, (stored, settings.run_id)):
         params = server.params_of(known)
         if params is not None:
@@ -72,7 +73,10 @@ def find_run(server: Runs, settings: TrackerSettings, stored: str | None) -> Run
 
 
 def stored_run(document: Mapping[str, Any], uri: str) -> tuple[str | None, dict[str, int]]:
-    """Return the run's id and what was sent of each file, from tracking.json; neither for another server's."""
+    """Return the run's id, and how many bytes of each file were sent, from tracking.json.
+
+    A tracking.json of another server counts as empty.
+    """
     if document.get("version") != VERSION or document.get("uri") != uri:
         return None, {}
     run, sent = document.get("runId"), document.get("sent")
@@ -96,11 +100,11 @@ PAUSE_AT_END_SECONDS = 1.0
 
 
 class Over(Exception):
-    """`dtj-launch` is gone."""
+    """`dtj-launch` has ended, or has closed the connection to this process."""
 
 
 class TrackingServer(Runs, Protocol):
-    """What the tracker needs of a server."""
+    """The methods of a server that `Tracker` calls."""
 
     def set_status(self, run: str, status: RunStatus) -> None:
         """Set the status of a run."""
@@ -129,10 +133,10 @@ class Tracker:
         self._sent: dict[str, int] = {}
         self._utilisation_at = 0.0
         self._restarts = 0
-        """The restarts in place that the run has."""
+        """The number of restarts in place that was sent to the run."""
 
     def run(self, job_params: Mapping[str, str]) -> None:
-        """Track the attempt to its end. Raises Over when `dtj-launch` is gone before."""
+        """Track the attempt to its end. Raises Over if `dtj-launch` ends before."""
         settings, channel = self._settings, self._channel
         known, self._sent = stored_run(channel.stored, settings.uri)
         found: list[Run] = []
@@ -159,7 +163,7 @@ class Tracker:
                 break
             channel.wait(LOOK_SECONDS)
             self._leave_if_over()
-        self._set_status(end)  # type: ignore[arg-type]  # one of dtj-launch's
+        self._set_status(end)  # type: ignore[arg-type]  # dtj-launch sends a RunStatus
         log.info("the run %s at %s has all metrics", self._run.id, settings.uri)
 
     def _look(self, *, everything: bool) -> None:
@@ -173,7 +177,7 @@ class Tracker:
             for name, size in sorted(sizes.items()):
                 self._send_file(name, size)
         except (S3Error, OSError) as error:
-            log.info("the metrics can't be read now, and are read later: %s", error)
+            log.info("the metrics for the tracking server can't be read; trying again later: %s", error)
 
     def _send_file(self, name: str, size: int) -> None:
         start = self._sent.get(name, 0)
@@ -237,18 +241,24 @@ class Tracker:
                 request()
             except (TrackingRefused, Unavailable) as error:
                 if isinstance(error, TrackingRefused) and not first:
-                    log.warning("the tracking server refuses a part of the run: %s", error)
+                    log.warning(
+                        "the tracking server %s refuses a request; the run lacks its metrics, parameters or tags: %s",
+                        self._settings.uri,
+                        error,
+                    )
                     return
                 failures += 1
                 if failures == 1:
                     log.warning(
-                        "%s does not take the metrics, and is asked again: %s", self._settings.uri, error
+                        "the tracking server %s does not accept metrics; trying again until it does: %s",
+                        self._settings.uri,
+                        error,
                     )
                     if first:
                         self._channel.tell(waiting=str(error))
             else:
                 if failures:
-                    log.info("%s takes the metrics again", self._settings.uri)
+                    log.info("the tracking server %s accepts metrics again", self._settings.uri)
                 return
             self._leave_if_over()
             # After the programs' end, keep the pauses short: `dtj-launch` ends this process after a limit of time.
@@ -275,7 +285,7 @@ def _tags_of(artifacts: contract.Artifacts) -> dict[str, str]:
     return tags
 
 
-# Parameters of a run from the options of the job's command.
+# These functions make parameters of a run from the options of the job's command.
 
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 

@@ -40,14 +40,14 @@ def need_gpus(found: int, why_none: str) -> None:
         return
     resource = os.environ.get(contract.ENV_GPU_RESOURCE, "accelerators")
     refuse(
-        f"{asked()} of {resource} {'was' if asked() == 1 else 'were'} asked for, and {why_none}: "
-        f"{_PAGE} builds an image for GPUs; gpus: 0 trains on CPUs"
+        f"the replica requests {asked()} of {resource}, but {why_none}: use an image built for GPUs ({_PAGE}), or "
+        "set gpus: 0 to train on CPUs"
     )
 
 
 def need_nccl_of_horovod(gpus: int, ranks: int, *, built: bool) -> None:
     """Call `need_nccl` for a Horovod job. built: whether Horovod is built with NCCL."""
-    remedy = f"{_PAGE} builds it with HOROVOD_FROM=source and HOROVOD_GPU_OPERATIONS=NCCL"
+    remedy = f"build Horovod with HOROVOD_FROM=source and HOROVOD_GPU_OPERATIONS=NCCL ({_PAGE})"
     without = None if built else f"Horovod in this image is compiled without NCCL: {remedy}"
     need_nccl(gpus, ranks, without=without, field="horovod.slotsPerWorker")
 
@@ -59,15 +59,15 @@ def need_nccl(gpus: int, ranks: int, *, without: str | None, field: str) -> None
     remedy; None if nothing. field: the job's field with the number of ranks of a host.
     """
     if without:
-        refuse(f"the framework computes on a GPU, and {without}")
+        refuse(f"ranks on GPUs average their gradients by NCCL, but {without}")
     if ranks > gpus:
         refuse(
-            f"{ranks} ranks on this host have {gpus} of its GPUs, and NCCL needs one for each rank: "
-            f"make {field} as large as gpus"
+            f"this host has {ranks} ranks and {gpus} visible GPUs, and NCCL needs a GPU for each rank: "
+            f"set {field} to the number of GPUs of a replica"
         )
     if gpus > ranks:
         log.warning(
-            "%d of this host's %d GPUs are idle: each rank uses one, %s is %d",
+            "%d of this host's %d GPUs are idle: each rank uses one GPU, and %s is %d",
             gpus - ranks,
             gpus,
             field,

@@ -18,7 +18,8 @@ class _Number:
         try:
             value = self._kind(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+            wanted = "a whole number" if self._kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None
         if not (value > 0 or (self._zero and value == 0)):
             raise argparse.ArgumentTypeError(f"{text} must be {'0 or more' if self._zero else 'more than 0'}")
         return value
@@ -43,10 +44,12 @@ def share(text: str) -> float:
 
 
 def step_range(text: str) -> tuple[int, int]:
-    """Accept `A:B`, two numbers of steps, for argparse's `type`."""
+    """Accept `A:B`, the numbers of the first and the last step, for argparse's `type`."""
     first, separator, last = text.partition(":")
     if not (separator and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise argparse.ArgumentTypeError(f"{text!r} must be A:B, the first and the last step, from 1")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be A:B, the first and the last step, with 1 <= A <= B"
+        )
     return int(first), int(last)
 
 
@@ -62,5 +65,7 @@ def names(text: str) -> tuple[str, ...]:
     """Accept different names with commas between them, for argparse's `type`."""
     listed = tuple(name.strip() for name in text.split(","))
     if "" in listed or len(set(listed)) != len(listed):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of different names")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be names with commas between them, none empty or twice"
+        )
     return listed

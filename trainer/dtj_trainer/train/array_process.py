@@ -25,7 +25,7 @@ _ALIGNMENT = 64
 
 
 class _Place(NamedTuple):
-    """An array in the shared memory. `offset` is in bytes, `dtype` as `numpy.dtype.str` has it."""
+    """The place of an array in the shared memory. `offset` is in bytes, `dtype` is a `numpy.dtype.str`."""
 
     offset: int
     shape: tuple[int, ...]
@@ -44,9 +44,9 @@ class _Request(NamedTuple):
 
 
 class ArrayProcess:
-    """The process, and memory for `arrays`, which it shares. Construct it in the main thread.
+    """A process that writes arrays, and the memory that the process shares. Construct it in the main thread.
 
-    `arrays` describes each array; its values are not read. Raises OSError without memory for them.
+    `arrays` describes each array; the values are not read. Raises OSError if there is no memory for the arrays.
     """
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
@@ -56,7 +56,7 @@ class ArrayProcess:
             end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         descriptor = os.memfd_create("checkpoint")
         try:
-            # Let the kernel allocate the pages now. Otherwise the first copy would wait for them.
+            # Let the kernel allocate the pages now. Otherwise the first copy into the memory would be slow.
             os.posix_fallocate(descriptor, 0, max(end, 1))
             memory = mmap.mmap(descriptor, max(end, 1))
             self._process = WriterProcess(__name__, descriptor)

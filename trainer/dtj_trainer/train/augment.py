@@ -27,5 +27,5 @@ def shift_and_flip(pixels: np.ndarray, chances: np.ndarray) -> np.ndarray:
 
 
 def _below(limit: int, bits: np.ndarray) -> np.ndarray:
-    """Return numbers from 0 to `limit` - 1, of the lowest 24 bits of each value."""
+    """Map the lowest 24 bits of each value evenly to the numbers from 0 to `limit` - 1."""
     return ((bits & np.uint64(0xFFFFFF)) * np.uint64(limit) >> np.uint64(24)).astype(np.int64)

@@ -29,18 +29,18 @@ class BackgroundSave:
         return self._under_way is not None and not self._under_way.done()
 
     def begin(self, save: Callable[[], object]) -> None:
-        """Wait for the save under way, then start another. Raises what the save before raised."""
+        """Wait for the save under way, then start `save`. Raises what the earlier save raised."""
         self.wait()
         self._under_way = self._thread.submit(save)
 
     def wait(self) -> None:
-        """Wait for the save under way. Raises what it raised, once."""
+        """Wait for the save under way. If the save has failed, the first call raises its error."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.result()
 
     def close(self) -> None:
-        """Wait for the save under way, and log its error: the caller may have one of its own to raise."""
+        """Wait for the save under way. Log its error instead of raising it: the caller may raise another error."""
         try:
             self.wait()
         except Exception:

@@ -17,7 +17,7 @@ import numpy as np
 
 from dtj_trainer.data.pictures import Pictures
 from dtj_trainer.train.augment import shift_and_flip
-from dtj_trainer.train.chance import chances_of
+from dtj_trainer.train.seeds import chances_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 Data = TypeVar("Data")
 
 IN_LINE_BYTES = 2**18
-"""Batches with fewer bytes, without augmentation, are prepared in the caller's thread: that is faster than waking a
-thread and sharing Python's global lock with it."""
+"""Batches with fewer bytes, without augmentation, are prepared in the caller's thread: to wake another thread, and to
+share Python's global lock with that thread, would take longer."""
 
 
 class Batch(NamedTuple, Generic[Data]):
@@ -134,10 +134,10 @@ def picture_batches(
 
 
 def _without_skipped(share: Share, pictures: Pictures) -> tuple[Share, Pictures]:
-    """Leave out examples that can't be read. One of weight 0 stays if there is no other.
+    """Leave out the examples that can't be read. If none can be read, keep one with weight 0: no batch is empty.
 
-    `total` still counts the skipped examples, because the other ranks know nothing of them: the step is that much
-    smaller.
+    `total` still counts the skipped examples, because the other ranks divide by the same `total`: the gradient of the
+    step is smaller by the share of the skipped examples.
     """
     kept = np.flatnonzero(pictures.labels >= 0)
     count = len(kept) if share.count else 0

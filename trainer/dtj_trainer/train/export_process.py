@@ -46,14 +46,14 @@ LEAST_ROOM = 1 << 30
 """Bytes of memory that an export needs, besides ROOM_FACTOR times the size of the model."""
 ROOM_FACTOR = 6
 LAST_ROOM = 64 << 20
-"""With fewer bytes of memory left in the container, dtj ends the export: on most nodes, the kernel would otherwise
-kill the whole container."""
+"""With fewer bytes of memory left in the container, dtj ends the export. On most nodes, the kernel's OOM killer would
+otherwise kill all processes of the container."""
 LOOK_SECONDS = 0.02
-"""Seconds between two looks at the memory. The kernel takes longer than this to hand out LAST_ROOM bytes."""
+"""Seconds between two checks of the free memory. A process needs longer than that to fill LAST_ROOM bytes."""
 _STOPPED = "the pod was stopped during the export"
-_NO_MEMORY = "the pod's memory did not suffice for the export: raise the memory limit"
+_NO_MEMORY = "the export ran out of memory: raise the container's memory limit"
 _OF_RANKS = ("OMPI_", "PMIX_", "PMI_", "HOROVOD_", "TF_CONFIG", "TORCHELASTIC_", "MASTER_")
-"""Beginnings of the names of variables that make a process a rank of a training. _RANK_NAMES has whole names."""
+"""Prefixes of environment variables that make a process a rank of a training. _RANK_NAMES has whole names."""
 _RANK_NAMES = {
     "RANK",
     "WORLD_SIZE",
@@ -66,7 +66,7 @@ _RANK_NAMES = {
 
 
 class _NotExported(Exception):
-    """Why there is no ONNX model; the message is for the user."""
+    """The export can't succeed, or failed. The message is the reason, for the user."""
 
 
 def export_model(folder: Path, stopping: Callable[[], bool]) -> None:
@@ -80,7 +80,9 @@ def export_model(folder: Path, stopping: Callable[[], bool]) -> None:
         return
     if missing := [name for name in FORMS[form] if importlib.util.find_spec(name) is None]:
         log.info(
-            "the model is not exported to ONNX: it lacks %s; %s", ", ".join(missing), install_line("export")
+            "the model is not exported to ONNX: packages are not installed: %s; %s",
+            ", ".join(missing),
+            install_line("export"),
         )
         return
     began = time.monotonic()
@@ -101,15 +103,15 @@ def export_model(folder: Path, stopping: Callable[[], bool]) -> None:
 def begin_trial(command: list[str], size: int) -> None:
     """Start a program that tries the export of a model of `size` bytes beside the training, if memory allows.
 
-    If it exits with REFUSED, the last line of its output is told in the log and in the job's progress.
+    If the program exits with REFUSED, the last line of its output goes to the log and to the job's progress.
     """
     try:
         _check_memory(size)
-        # Use a file, not a pipe: nobody reads while the training goes on.
+        # Use a file, not a pipe: the output is read after the program has ended, and a full pipe would block it.
         output = tempfile.TemporaryFile()  # noqa: SIM115 - the thread closes it
         process = _started(command, output, subprocess.DEVNULL)
     except (_NotExported, OSError) as reason:
-        log.info("the export is not tried before the training: %s", reason)
+        log.info("no trial of the export runs beside the training: %s", reason)
         return
 
     def tell() -> None:
@@ -124,7 +126,7 @@ def begin_trial(command: list[str], size: int) -> None:
 
 
 def _started(command: list[str], output: IO[bytes], errors: int) -> subprocess.Popen[bytes]:
-    """Start a program that is no rank of the training, and that the kernel ends first without memory."""
+    """Start a program that is no rank of the training, and the first that the kernel kills if memory runs out."""
     return subprocess.Popen(
         command,
         env=_environment(),
@@ -140,7 +142,8 @@ def _check_memory(size: int) -> None:
     room, needed = _room(), LEAST_ROOM + ROOM_FACTOR * size
     if room is not None and room < needed:
         raise _NotExported(
-            f"the export needs {needed >> 20} MiB of memory, and the pod's limit leaves {room >> 20}: raise the limit"
+            f"the export needs {needed >> 20} MiB of memory, but the container's memory limit leaves "
+            f"{room >> 20} MiB: raise the limit"
         )
 
 
@@ -173,7 +176,7 @@ def _run(folder: Path, stopping: Callable[[], bool]) -> None:
 
 
 def _watched(process: subprocess.Popen[bytes], stopping: Callable[[], bool]) -> str | None:
-    """Wait for the end of the export; return why it must not go on, if it must not."""
+    """Wait for the end of the export; return why the export has to be killed, or None if it ended by itself."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while True:
         try:
@@ -201,12 +204,12 @@ def _environment() -> dict[str, str]:
 
 
 def _expendable() -> Callable[[], None]:
-    """Return a function for the export's start: it ends with this process, and first where memory runs out."""
+    """Return a `preexec_fn`: the new process ends with this one, and is the OOM killer's first choice."""
     die = die_with_parent()
 
     def start() -> None:
         die()
-        # The kernel takes the process with the highest value: not the rank, whose end would be the job's failure.
+        # The OOM killer prefers the process with the highest value. The end of a rank would fail the job.
         with contextlib.suppress(OSError):
             os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), b"1000")
 
@@ -216,7 +219,7 @@ def _expendable() -> Callable[[], None]:
 def _tell(folder: Path, reason: str) -> None:
     """Say in the log, in the job's progress and in model.json why there is no ONNX model."""
     progress.exported(reason)
-    log.warning("the model is not exported to ONNX: %s; `dtj export` does it later", reason)
+    log.warning("the model is not exported to ONNX: %s; `dtj export` can export it later", reason)
     try:
         description = json.loads((folder / contract.MODEL_DESCRIPTION_FILE).read_bytes())
         (folder / contract.MODEL_ONNX_FILE).unlink(missing_ok=True)

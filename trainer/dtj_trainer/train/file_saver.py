@@ -72,9 +72,9 @@ class FileSaver(Saver, ABC):
         """Write weights, optimizer and `run`, which is plain data."""
 
     def stage(self, run: dict[str, Any]) -> Callable[[Path], None] | None:
-        """Copy what `write_state` writes, and return what writes the copy to a path, in another thread.
+        """Copy what `write_state` writes. Return a function that writes the copy to a path, in any thread.
 
-        None: the state can't be copied.
+        Returns None if the state can't be copied.
         """
         del run
         return None
@@ -130,7 +130,7 @@ class FileSaver(Saver, ABC):
         """See Saver. Compares the ranks' weights first."""
         digest, size = self.digest(), self._ranks.size
         self._ranks.same_on_all(digest)
-        log.info("the weights are the same on all %d ranks; sha256 of this one's: %s", size, digest)
+        log.info("the weights are the same on all %d ranks; their sha256: %s", size, digest)
         facts = model_facts(at, accuracy, size, digest)
         if self._ranks.rank == 0:
             folder = Path(contract.root()) / contract.MODEL
@@ -146,7 +146,10 @@ class FileSaver(Saver, ABC):
             return Position(), None
         loaded = self._load_copy(offer)
         if self._ranks.rank == 0 and not loaded:
-            raise SystemExit(f"the checkpoint of step {offer.step} can no longer be read")
+            raise SystemExit(
+                f"rank 0 can't resume from the checkpoint of step {offer.step}: its file {self.file} was removed or "
+                "replaced"
+            )
         without = self._ranks.size - round(self._ranks.total([float(loaded)], "checkpoint")[0])
         if without:
             if self._ranks.rank == 0:
@@ -248,9 +251,9 @@ def why_not(
     """
     if run["name"] != options.model:
         return f"is of a {run['name']}, not of a {options.model}: give the same --model"
-    # Checkpoints of old releases do not name their optimizer, and those of the oldest have no number of examples.
+    # Use defaults: checkpoints of old releases lack `optimizer`, and those of the oldest lack `trainingExamples`.
     if run.get("optimizer", options.optimizer) != options.optimizer:
-        return "was written with another --optimizer: give the same"
+        return f"was written with --optimizer={run['optimizer']}, not {options.optimizer}: give the same --optimizer"
     if differing := other_classes(run.get("classes", ()), classes):
         return differing
     _, _, examples = run["position"]
@@ -262,14 +265,14 @@ def why_not(
         )
     if examples and run.get("order", order) != order:
         return (
-            "is from the middle of an epoch in another order of the examples: give the same data, with the same "
-            "blocks, and the same --seed"
+            "is from the middle of an epoch whose examples had another order: give the same --seed, and the same "
+            "data in the same shards"
         )
     return None
 
 
 def other_classes(before: Sequence[str], now: Sequence[str]) -> str | None:
-    """Return why labels of a checkpoint mean other classes now; None where they don't, or have no names."""
+    """Return why a label means another class now than in a checkpoint; None if none does, or without names."""
     if not before or not now or tuple(before) == tuple(now):
         return None
     if all(name.isdecimal() for name in before) or all(name.isdecimal() for name in now):

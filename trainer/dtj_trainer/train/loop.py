@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
     from dtj_trainer.train.batches import Batches
     from dtj_trainer.train.options import TrainingOptions
-    from dtj_trainer.train.pictures import PictureTest
+    from dtj_trainer.train.picture_training import PictureTest
     from dtj_trainer.train.protocols import Model, Position, Ranks, Saver
     from dtj_trainer.train.report import TrainingReport
     from dtj_trainer.train.stop import StopRequest
 
 
-# The times of one rank's steps: their number, mean and deviation, in constant memory.
+# StepTimes keeps the number, the mean and the standard deviation of one rank's step times, in constant memory.
 
 REPORTED_RANKS = 64
-"""The slowest ranks are reported, so that the report of 5,000 ranks stays small."""
+"""Only so many of the slowest ranks are reported, so that the report of 5,000 ranks stays small."""
 
 
 class StepTimes:
-    """Welford's running mean and variance (Technometrics 4, 1962) of the seconds between calls of `step`.
+    """Welford's running mean and variance (Technometrics 4, 1962) of the seconds between `begin` and `end`.
 
     A step lasts from the request for its batch to the return of the model's `train`. Tests, checkpoints and meetings
     of the ranks are no part of it. A GPU may still compute when `train` returns: the time is then that of a later
@@ -57,7 +57,7 @@ class StepTimes:
         self._squares += before * (seconds - self.mean)
 
     def figures(self) -> tuple[int, float, float]:
-        """Return the number of steps, their mean, and the sample's standard deviation (0 for fewer than two)."""
+        """Return the number of steps, their mean seconds, and the standard deviation (0 for fewer than two steps)."""
         return self.steps, self.mean, math.sqrt(self._squares / (self.steps - 1)) if self.steps > 1 else 0.0
 
 
@@ -175,10 +175,10 @@ class Training(Generic[Data]):
             if self._pace.step() or self._last_step_done or save or log_now:
                 save = self._meet(save=save, log_now=log_now)
             if self._last_step_done:
-                break  # The checkpoint is written after the test, with its accuracy.
+                break  # `run` writes the checkpoint after the epoch's test, because it contains the accuracy.
             if save:
-                # A resumed rank gets rank 0's statistics. Ranks that are not interrupted must continue with the same
-                # ones.
+                # A checkpoint has rank 0's statistics, and a resume gives them to all ranks. Average first, so that a
+                # run without interruption goes on with the same statistics.
                 self._average_statistics()
                 self._save()
             if self._stopping:
@@ -196,7 +196,7 @@ class Training(Generic[Data]):
         """Add up and report the ranks' work since their last meeting; return whether all ranks save now."""
         now = time.monotonic()
         stop = self.stop.requested
-        # Only rank 0's clock decides, because all ranks save together. It does not wait for a save under way.
+        # Only rank 0's clock decides, because all ranks save together. While a save is under way, none is due.
         due = self.ranks.rank == 0 and now - self._saved_at >= self.options.checkpoint_seconds
         due = due and not self.saver.busy
         if save or stop or due or self._last_step_done:
@@ -245,7 +245,7 @@ class Training(Generic[Data]):
             self._leave()
 
     def _end_epoch(self) -> None:
-        """Count a complete epoch after its test, so that a resume before that repeats the test."""
+        """Count a complete epoch only after its test: a resume from an earlier checkpoint repeats the test."""
         if self.at.examples >= self.batches.sharding.examples:
             self.at.epoch, self.at.examples = self.at.epoch + 1, 0
 
@@ -271,7 +271,7 @@ class Training(Generic[Data]):
             self.report.end(self.at, self._accuracy, {**facts, "stepTimes": slowest(step_times)})
         self.ranks.barrier()
 
-    # --- how far the training is ----------------------------------------------------------------
+    # The methods below compute the position in the schedule, and the steps that are done and left.
 
     @property
     def _epochs_done(self) -> float:
@@ -285,8 +285,8 @@ class Training(Generic[Data]):
         start = options.warmup_from(scale)
         if start > scale and saved is None:
             raise SystemExit(
-                f"--warmup-start={options.warmup_start:g} is above {options.lr * scale:g}, to which the warm-up "
-                "leads: give a lower one, or leave it out"
+                f"--warmup-start={options.warmup_start:g} is above {options.lr * scale:g}, the learning rate at the "
+                "end of the warm-up: give a lower --warmup-start, or leave the option out"
             )
         ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_length, start)
         lengths = options.warmup_length, self._end_in_epochs()
@@ -315,7 +315,7 @@ class Training(Generic[Data]):
         return self.at.epoch >= self.options.epochs or self._steps_done()
 
     def _steps_done(self) -> bool:
-        """Return whether `--max-steps` is reached or exceeded, as by the checkpoint of a run with a higher limit."""
+        """Return whether `--max-steps` is reached. A resume from a run with a higher limit exceeds it at once."""
         limit = self.options.max_steps
         return limit is not None and self.at.step >= limit
 

@@ -47,7 +47,7 @@ class Sums:
         return Sums(*map(operator.add, astuple(self), astuple(more)))
 
     def over_all(self, ranks: Ranks, name: str) -> Sums:
-        """Return the sums over all ranks. They are equal on every rank, so that all ranks decide alike."""
+        """Return the sums over all ranks. Every rank gets equal sums, so that all ranks decide alike."""
         return Sums(*ranks.total(astuple(self), name))
 
     def step_seconds(self) -> dict[str, float]:
@@ -76,7 +76,7 @@ class MeetingPace:
         return self._since >= self._steps
 
     def met(self, seconds: float) -> None:
-        """Record a meeting. `seconds` since the meeting before, averaged over the ranks."""
+        """Record a meeting. `seconds`: the time since the meeting before, averaged over the ranks."""
         per_step = seconds / max(self._since, 1)
         self._steps = max(1, min(int(self._seconds / max(per_step, 1e-9)), MEETING_STEPS_MAX))
         self._since = 0

@@ -1,4 +1,4 @@
-"""What the folder of a final model has in every framework: the description of its pictures, and the manifest."""
+"""The files that the folder of a final model has in every framework: model.json and the manifest."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+), in \w+\s+(\S.{,100})')
-"""A line of source in an error's text."""
+"""Finds a line of the user's source code in the text of an error."""
 
 
 def begin(folder: Path, *forms: str) -> None:
-    """Make the folder ready for a new model: without an earlier one's ONNX model, manifest and `forms`."""
+    """Make the folder ready for a new model: remove an earlier model's ONNX file, manifest and `forms`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in (contract.MANIFEST_FILE, contract.MODEL_ONNX_FILE, *forms):
         (folder / name).unlink(missing_ok=True)
@@ -59,7 +59,7 @@ def picture_facts(
 
 
 def write_description(folder: Path, description: dict[str, Any], *, complete: bool = True) -> None:
-    """Write model.json and, if the folder's files are complete, the manifest, which makes them a model."""
+    """Write model.json and, if the folder's files are complete, the manifest, without which readers find no model."""
     text = json.dumps(description, indent=2) + "\n"
     write_whole(folder / contract.MODEL_DESCRIPTION_FILE, lambda path: path.write_text(text))
     if complete:
@@ -67,9 +67,9 @@ def write_description(folder: Path, description: dict[str, Any], *, complete: bo
 
 
 def not_exported(by: str, error: Exception, left: str) -> str:
-    """Tell in the log and in the job's progress that a form of the model could not be written; return why.
+    """Record in the log and in the job's progress that a form of the model could not be written; return why.
 
-    `by`: what refused the model. `left`: what there is in place of the form.
+    `by`: what refused the model. `left`: what the folder has in place of the form.
     """
     reason = reason_of(by, error, left)
     progress.exported(reason)
@@ -80,10 +80,10 @@ def not_exported(by: str, error: Exception, left: str) -> str:
 def reason_of(by: str, error: Exception, left: str) -> str:
     """Return in one line why a form of the model can't be written."""
     text = str(error)
-    # torch.export names the line of the network at the end of a long text: tell it first.
+    # torch.export names the line of the network at the end of a long text: put the line first.
     found = _LINE.search(text)
     where = f"{Path(found[1]).name}:{found[2]} `{found[3]}`: " if found else ""
-    return f"{by} refused the model, {left}: {where}{type(error).__name__}: {' '.join(text.split())[:1000]}"
+    return f"{by} refused the model ({left}): {where}{type(error).__name__}: {' '.join(text.split())[:1000]}"
 
 
 def write_manifest(folder: Path) -> None:

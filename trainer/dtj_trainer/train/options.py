@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dtj_trainer.data.pictures import PictureSet
 
 
-# Options of the data set of a program.
+# DataOptions are the options of a program that select the data set, and add_data adds them to a parser.
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class DataOptions:
 
 
 def _job_bytes() -> int:
-    """Return the size of the job's cache. Raises DataError for a variable that is no size."""
+    """Return the size of the job's cache in bytes. Raises DataError if the environment variable is no size."""
     try:
         return limit_from_environment(os.environ)
     except ValueError as error:
@@ -133,16 +133,16 @@ class DivisionOptions:
 
     @property
     def model_ranks(self) -> int:
-        """The ranks that compute the same examples together. Only one of both options is more than 1."""
+        """The number of ranks that compute the same examples together. At most one of the factors is above 1."""
         return self.tensor_parallel * self.pipeline_stages
 
     @property
     def passes_of_stages(self) -> int:
-        """The micro batches of a step. Four for each stage leave few gaps (Huang et al., 2018, "GPipe")."""
+        """The micro batches of a step. Stages are rarely idle with four for each (Huang et al., 2018, "GPipe")."""
         return self.micro_batches or 4 * self.pipeline_stages
 
     def check_ranks(self, ranks: int) -> None:
-        """End the process unless so many ranks can divide the network in this way."""
+        """End the process unless `ranks` is a multiple of the ranks that one divided network needs."""
         if ranks % self.model_ranks:
             option = "--tensor-parallel" if self.tensor_parallel > 1 else "--pipeline-stages"
             raise SystemExit(
@@ -191,7 +191,7 @@ def refuse_what_division_lacks(chosen: argparse.Namespace, refuse: Callable[[str
         ),
         (
             chosen.micro_batches and not stages,
-            "--micro-batches divides the steps of a pipeline: give --pipeline-stages as well, or leave it out",
+            "--micro-batches has an effect only with --pipeline-stages: give both, or leave --micro-batches out",
         ),
         (
             stages and chosen.micro_batches and chosen.micro_batches < chosen.pipeline_stages,
@@ -226,11 +226,21 @@ def _refuse_together(chosen: argparse.Namespace, option: str, refuse: Callable[[
 def _refuse_divided(chosen: argparse.Namespace, refuse: Callable[[str], object]) -> None:
     """Refuse options that can't be used with a divided network."""
     if chosen.compile:
-        refuse("--compile does not go with a divided network: leave it out")
+        refuse(f"--compile does not go with {_divisions(chosen)}: leave --compile out")
     if chosen.amp_dtype == "float16":
-        refuse("--amp-dtype=float16 does not go with a divided network: use bfloat16")
+        refuse(f"--amp-dtype=float16 does not go with {_divisions(chosen)}: use bfloat16")
     if chosen.channels_last and (chosen.fsdp or chosen.pipeline_stages > 1):
-        refuse("--channels-last does not go with --fsdp and --pipeline-stages: leave it out")
+        refuse(f"--channels-last does not go with {_divisions(chosen)}: leave --channels-last out")
+
+
+def _divisions(chosen: argparse.Namespace) -> str:
+    """Return the given options that divide the network."""
+    given = {
+        "--fsdp": chosen.fsdp,
+        "--tensor-parallel": chosen.tensor_parallel > 1,
+        "--pipeline-stages": chosen.pipeline_stages > 1,
+    }
+    return " and ".join(name for name, is_given in given.items() if is_given)
 
 
 # refuse_without_effect refuses options that would have no effect beside the others.
@@ -241,8 +251,8 @@ def refuse_without_effect(
 ) -> None:
     """Call `refuse` with what is wrong and what would be right, if an option is given that changes nothing.
 
-    `default` returns the default of an option by its name in `chosen`. An option that has its default's value is not
-    told from one that was not given.
+    `default` returns the default of an option by its name in `chosen`. An option that was given with its default
+    value counts as not given.
     """
 
     def given(name: str) -> bool:
@@ -256,18 +266,22 @@ def refuse_without_effect(
     ):
         if given(name) and not holds:
             refuse(
-                f"--{name.replace('_', '-')} has an effect with {needed} alone: give that, or leave it out"
+                f"--{name.replace('_', '-')} has an effect only with {needed}: give both, or leave the option out"
             )
     if chosen.global_batch_size:
-        whole = "--global-batch-size is the whole step, and --lr its rate, whatever the number of ranks and passes"
+        whole = (
+            "it fixes the examples of a step on all ranks together, and --lr is the rate for so many examples"
+        )
         for name in ("grad_accumulation", "scale_lr"):
             if given(name) and getattr(chosen, name):
                 option = f"--{name.replace('_', '-')}"
-                refuse(f"{option} has no effect beside --global-batch-size: {whole}: leave one of them out")
+                refuse(
+                    f"{option} has no effect with --global-batch-size: {whole}: leave one of the options out"
+                )
     if chosen.warmup_start is not None and chosen.warmup_epochs == 0:
-        refuse("--warmup-start has no effect with --warmup-epochs=0: give a longer warm-up, or leave it out")
+        refuse("--warmup-start has no effect with --warmup-epochs=0: raise --warmup-epochs, or leave it out")
     if getattr(chosen, "amp_dtype", None) and chosen.amp is False:
-        refuse("--amp-dtype has no effect with --no-amp: leave one of them out")
+        refuse("--amp-dtype has no effect with --no-amp: leave one of the options out")
 
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "adadelta")
@@ -323,11 +337,11 @@ class TrainingOptions(DivisionOptions, DataOptions):
         return self.global_batch_size or self.batch_size * self.grad_accumulation * ranks
 
     def passes(self, ranks: int) -> int:
-        """Return the most passes of a step on one rank: each pass has at most `batch_size` examples."""
+        """Return the largest number of passes of a step on one rank: a pass has at most `batch_size` examples."""
         return math.ceil(math.ceil(self.step_size(ranks) / ranks) / self.batch_size)
 
     def rate_batches(self, ranks: int) -> int:
-        """Return how many batches of `lr` a step has. With `global_batch_size` the whole step is that batch."""
+        """Return how many batches of the size that `lr` is for a step has: one with `global_batch_size`."""
         return 1 if self.global_batch_size else ranks * self.grad_accumulation
 
     @property

@@ -1,4 +1,4 @@
-"""Divides arrays for the ranks' exchange. MPI counts in 32 bits, and the buffer of each piece costs memory."""
+"""Divides arrays for transfers between ranks: MPI counts items in 32 bits, and a transfer may need a copy."""
 
 from __future__ import annotations
 

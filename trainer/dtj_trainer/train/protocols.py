@@ -27,9 +27,9 @@ class RanksDiverged(Exception):
 
 @dataclass
 class Position:
-    """The position of a run: steps made, the epoch, and how many examples of it are done over all ranks.
+    """The position of a run: steps made, the epoch, and how many examples of the epoch all ranks have done.
 
-    `order_ranks`: how many ranks began the epoch, for `Sharding.begun`; 0 where no checkpoint says so.
+    `order_ranks`: how many ranks began the epoch, for `Sharding.begun`; 0 if no checkpoint has the number.
     """
 
     step: int = 0
@@ -42,7 +42,7 @@ class StepParts(NamedTuple):
     """Sums over `steps` of a rank: the seconds of each part, those of the exchange of gradients, and bytes.
 
     `communication` is what the exchange adds to the step; `exchanging` is the exchange from the first gradient to the
-    last, most of it beside the backward pass. `reduced` counts the bytes of gradients that the rank gave.
+    last, most of it beside the backward pass. `reduced` counts the bytes of gradients that the rank contributed.
     """
 
     steps: float = 0.0
@@ -55,7 +55,7 @@ class StepParts(NamedTuple):
 
 
 TOP = 5
-"""Labels among these best answers are counted only for a set with more classes than this."""
+"""How many best answers count for the top-5 accuracy. Sets with so few classes have no top-5 accuracy."""
 
 
 class Tested(NamedTuple):
@@ -98,9 +98,9 @@ class Model(Protocol[DataIn]):
         """Average over the ranks what each rank gathered from its own batches, such as BatchNorm's statistics."""
 
     def fingerprints(self, *, weights_alone: bool) -> Mapping[str, str]:
-        """Return a short text for each weight, equal for equal values; nothing if ranks have different weights.
+        """Return a digest of each weight that other ranks have too, by name; none if ranks share no weights.
 
-        After `average_statistics` also for each statistic, unless `weights_alone`.
+        After `average_statistics`, statistics have digests too, unless `weights_alone`.
         """
         del weights_alone
         return {}
@@ -111,7 +111,7 @@ class PictureModel(Model[Data], Protocol[Data]):
 
     @property
     def tests_together(self) -> bool:
-        """Whether each call of `test` is an exchange of the ranks, which all make, also without pictures."""
+        """Whether `test` exchanges data between ranks: every rank then makes each call, even without pictures."""
         return False
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> Data:
@@ -138,12 +138,12 @@ class Ranks:
 
     @property
     def counts(self) -> bool:
-        """Whether this rank's sums count: those of one of the ranks that have the same share."""
+        """Whether this rank's sums are counted: of the ranks with the same share, only one is."""
         return True
 
     def total(self, values: Sequence[float], name: str) -> list[float]:
         """Return the sum of each value over all ranks, bit for bit the same on each of them."""
-        del name  # Subclasses with several ranks match calls by name.
+        del name  # A single rank has nothing to match; subclasses match the ranks' calls by name.
         return list(values)
 
     def broadcast(self, value: Any) -> Any:
@@ -173,8 +173,11 @@ class Ranks:
         different = [name for name in sorted({*own, *first}) if own.get(name) != first.get(name)]
         names = sorted({name for found in self.gather(different[:NAMED], "names") for name in found})
         listed = ", ".join(f"rank {rank}: {digests[rank][:12]}" for rank in [0, *unlike][:NAMED])
-        which = f" of {', '.join(names[:NAMED])}, as when a pass changes a weight by itself" if names else ""
-        raise RanksDiverged(f"the ranks have different weights{which} ({listed})")
+        which = f": {', '.join(names[:NAMED])}" if names else ""
+        raise RanksDiverged(
+            f"the ranks have different weights{which} (sha256: {listed}); a possible cause is a forward pass that "
+            "changes a weight"
+        )
 
 
 class Saver(Protocol):
@@ -186,7 +189,7 @@ class Saver(Protocol):
         """
 
     def prepare_saves(self) -> None:
-        """Make ready for saves beside the training. The loop calls it after the first step, which is slow anyway."""
+        """Prepare saves beside the training. The loop calls this method after the slow first step."""
         return
 
     @property

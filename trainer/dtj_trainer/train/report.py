@@ -58,8 +58,8 @@ log = logging.getLogger(__name__)
 class TrainingReport:
     """Reports one attempt, from `first_step` on.
 
-    `facts`: more of what its first line says. `shares`: of the examples, if not one for each of the ranks. `top5`:
-    whether the lines of epochs and tests tell how many labels are among the five best answers.
+    `facts`: more fields of the `start` line. `shares`: the number of shares of the examples; None: one for each rank.
+    `top5`: whether the lines of epochs and tests have the top-5 accuracy.
     """
 
     def __init__(
@@ -104,9 +104,10 @@ class TrainingReport:
         )
 
     def trained(self, at: Position, total_steps: int, now: Sums, rate: float, *, last: bool) -> None:
-        """Report the work of all ranks since the last call, with an example at least.
+        """Report the work of all ranks since the last call, which has at least one example.
 
-        `last`: of an epoch, of the run, or of --log-steps. `rate` is the learning rate.
+        `last`: whether the step is the last of an epoch or of the run, or is due by --log-steps. `rate` is the
+        learning rate.
         """
         epoch, (loss, accuracy, speed) = at.epoch + 1, self._means(now)
         waited = now.waited / max(now.seconds, 1e-9)
@@ -161,7 +162,7 @@ class TrainingReport:
         )
 
     def _end_epoch(self, at: Position, rate: float) -> None:
-        """Write the means over the steps of an epoch that ends, or over those of this attempt."""
+        """Write the means over the steps that this attempt made in the epoch that ends."""
         now, self._of_epoch = self._of_epoch, Sums()
         more: dict[str, object] = {"learningRate": rate, "epochExamples": round(now.examples)}
         if self._top5:
@@ -231,7 +232,7 @@ class TrainingReport:
         )
 
     def _of_what(self) -> dict[str, object]:
-        """Return the fields that say what is trained; `batchSize`: the examples of a step in each share, at most."""
+        """Return the fields of the model and the batch. `batchSize`: the most examples of a share in a step."""
         batch_size = math.ceil(self._options.step_size(self._shares) / self._shares)
         return {"model": self._options.model, "batchSize": batch_size}
 

@@ -85,7 +85,7 @@ def ramp_of(
     """Return the ramp of a training with this scale that resumes after `epochs_done`. `saved`: the checkpoint's
     `plain`.
 
-    `saved` is None at the beginning, and for a checkpoint of a release that did not store it. The first warm-up
+    `saved` is None at the beginning, and for a checkpoint of an old release, which stored no ramp. The first warm-up
     begins at the scale `start`.
     """
     return Ramp(**saved).to(scale, epochs_done, warmup_epochs) if saved else Ramp(0.0, start, scale)

@@ -23,10 +23,10 @@ _NOTHING: Mapping[str, np.ndarray] = {}
 
 
 class StagedArrays:
-    """The copy of a state. It stays in memory for the next save: the state's size, once.
+    """The copy of a training's state. Its memory, as large as the state, is kept for the next save.
 
-    A large state is copied into memory that an ArrayProcess shares, which writes it. A thread writes a small one.
-    Call all methods but `write` in the main thread.
+    A large state is copied into memory that an ArrayProcess shares, and this process writes the file. A thread writes
+    a small state. Call all methods but `write` in the main thread.
     """
 
     def __init__(self) -> None:
@@ -35,9 +35,9 @@ class StagedArrays:
         self._refused = False
 
     def prepare(self, state: Mapping[str, Array]) -> bool:
-        """Take the memory for a copy, and start the process. Return False where the memory has no room.
+        """Allocate the memory for a copy, and start the process. Return False if the memory has no room.
 
-        The first `copy` does so otherwise. The values of `state` are not read.
+        Without this call, the first `copy` does the same. The values of `state` are not read.
         """
         if self._process or self._own or self._refused:
             return not self._refused
@@ -47,14 +47,16 @@ class StagedArrays:
             else:
                 self._own = {name: np.empty(array.shape, array.dtype) for name, array in state.items()}
         except (OSError, MemoryError) as error:
-            log.warning("no memory for a copy of the state: the training waits for each save: %s", error)
+            log.warning(
+                "no memory for a copy of the training's state, so the training waits for each save: %s", error
+            )
             self._refused = True
         return not self._refused
 
     def copy(self, state: Mapping[str, Array]) -> Mapping[str, np.ndarray] | None:
-        """Copy the state over the last copy, and return it. Every call gets arrays of the same names and shapes.
+        """Overwrite the copy, and return it. Every call gets arrays of the same names and shapes.
 
-        None, also in later calls, where the memory has no room for the copy.
+        Returns None, also in later calls, if the memory has no room for the copy.
         """
         if not self.prepare(state):
             return None

@@ -66,14 +66,17 @@ def read_array(archive: zipfile.ZipFile, name: str) -> Iterator[tuple[slice | No
     with archive.open(f"{name}.npy") as entry:
         shape, fortran_order, dtype = _header(entry)
         if dtype.hasobject or fortran_order:
-            raise ValueError(f"the array {name} has a form that dtj does not write: {dtype}")
+            order = "Fortran" if fortran_order else "C"
+            raise ValueError(
+                f"the array {name} has the type {dtype} in {order} order: dtj writes numbers in C order"
+            )
         row = math.prod(shape[1:])
         whole = math.prod(shape) * dtype.itemsize
         for piece in pieces(shape[0], row * dtype.itemsize) if shape else [None]:
             wanted = whole if piece is None else (piece.stop - piece.start) * row * dtype.itemsize
             held = entry.read(wanted)
             if len(held) < wanted:
-                raise ValueError(f"the array {name} ends too soon")
+                raise ValueError(f"the array {name} is cut off: it has fewer than {whole} bytes")
             yield piece, np.frombuffer(held, dtype).reshape((-1, *shape[1:]) if shape else ())
 
 

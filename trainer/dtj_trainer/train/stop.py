@@ -34,14 +34,14 @@ class StopRequest:
 
 
 def end_when_stopped(stop: StopRequest, what: str) -> None:
-    """Make this process exit with EXIT_CODE some time after SIGTERM in any case; `what` is logged then."""
+    """Make this process exit with EXIT_CODE STOP_SECONDS after SIGTERM, if it still runs then, and log `what`."""
 
     def watch() -> None:
         while not stop.requested:
             time.sleep(_LOOK_SECONDS)
         time.sleep(STOP_SECONDS)
         with contextlib.suppress(Exception):
-            log.warning("%s within %.0f s of SIGTERM", what, STOP_SECONDS)
+            log.warning("%s within %.0f s of SIGTERM: the process exits", what, STOP_SECONDS)
         os._exit(EXIT_CODE)
 
     threading.Thread(target=watch, name="end-when-stopped", daemon=True).start()

@@ -32,4 +32,4 @@ def cpu_limit() -> float | None:
             quota, period = _QUOTA_V1.read_text(), _PERIOD_V1.read_text()
         return float(quota) / float(period) if float(quota) > 0 else None
     except (OSError, ValueError):
-        return None  # `max`: no limit
+        return None  # `max` is no number, and stands for no limit.

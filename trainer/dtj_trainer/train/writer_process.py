@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LARGE_BYTES = 16 * 2**20
-"""A process writes a state of this size. A thread writes a smaller one in milliseconds, in which it holds Python's
-global lock."""
+"""A process writes a state of at least so many bytes. A thread writes a smaller state: it holds Python's global lock
+only for milliseconds."""
 
 
 class WriterProcessEnded(RuntimeError):
@@ -28,14 +28,16 @@ class WriterProcessEnded(RuntimeError):
 
 
 class WriterProcess:
-    """The rank's end. Construct it in the main thread; the process ends with that thread.
+    """The rank's handle of a process that writes checkpoints. Construct it in the main thread.
 
-    The process runs `module`, which calls `serve`. It inherits `descriptors`, whose numbers are its arguments.
+    The process ends with the thread that constructs the handle. The process runs `module`, which calls `serve`, and
+    inherits `descriptors`, whose numbers are its arguments.
     """
 
     def __init__(self, module: str, *descriptors: int) -> None:
         ours, theirs = socket.socketpair()
-        # Block signals: the process inherits the mask. Signals of a stop are for the rank, which lets the save end.
+        # Block signals while the process starts, because the process inherits the mask: a signal that stops the
+        # rank's process group must not end the process, whose save the rank waits for.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
             with theirs:
@@ -52,8 +54,8 @@ class WriterProcess:
     def ask(self, request: object) -> None:
         """Let the process do what `request` says, and wait for it.
 
-        Raises WriterProcessEnded; OSError, RuntimeError or ValueError with what the process says about another
-        failure.
+        Raises WriterProcessEnded if the process has ended, and the OSError, RuntimeError or ValueError that the
+        request raised in the process.
         """
         try:
             self.connection.send(request)
@@ -61,7 +63,7 @@ class WriterProcess:
         except (EOFError, OSError) as lost:
             self.close()
             raise WriterProcessEnded(
-                f"the process that writes checkpoints ended with {self._process.returncode}"
+                f"the process that writes checkpoints ended with exit code {self._process.returncode}"
             ) from lost
         if error is not None:
             raise error

@@ -239,7 +239,8 @@ def _owner(whose: tuple[str, str] | None, pod: str) -> str:
 log = logging.getLogger(__name__)
 
 ROTATE_SECONDS = 6 * 3600.0
-"""Each event file is at least one object of the bucket: with this age, there are few in a week."""
+"""The age of an event file at which the next one begins. Each file is at least one object in the bucket: with this
+age, a week has few."""
 
 
 class Recorder:
@@ -260,7 +261,7 @@ class Recorder:
     def add(self, sample: Sample, age: float) -> None:
         """Append a sample. age: seconds since the first reading, which are TensorBoard's steps.
 
-        A disk without room is told once, and the sample is lost: the program's own writes matter more.
+        A full disk is logged once, and the sample is lost: the program's own writes matter more.
         """
         line = row(sample, time=now_text(), pod=self._pod, attempt=self._attempt)
         try:
@@ -271,7 +272,7 @@ class Recorder:
         except OSError as error:
             if not self._told:
                 self._told = True
-                log.warning("utilisation can't be written: %s", error)
+                log.warning("the utilisation of this pod can't be written: %s", error)
 
 
 Read = Callable[[Mapping[str, int]], Counters]
@@ -327,7 +328,7 @@ class Sampler:
         try:
             from dtj_trainer.utilisation.sources import Sources
         except ImportError as error:
-            log.warning("utilisation is not measured: %s", error)
+            log.warning("the utilisation of this pod is not measured: %s", error)
             return
         settings = self._settings
         sources, recorder = Sources(settings), Recorder(settings.root, settings.pod.name, settings.attempt)

@@ -10,7 +10,7 @@ from dtj_trainer.launch.cgroups import Usage
 
 @dataclass(frozen=True)
 class ProcessReading:
-    """The counters of one process. Those of children for which it has waited are in the counters."""
+    """The counters of one process. They include the counters of ended children for which the process has waited."""
 
     cpu_seconds: float
     rss: int

@@ -18,7 +18,7 @@ from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.world_check import LOCAL_RANK
 from dtj_trainer.utilisation.readings import Counters, DiskReading, GpuReading, ProcessReading, summed
 
-# Readings of NVIDIA's GPUs by NVML, the library behind nvidia-smi.
+# Gpus reads NVIDIA's GPUs by NVML, the library behind nvidia-smi.
 
 log = logging.getLogger(__name__)
 
@@ -94,14 +94,14 @@ class Gpus:
             log.warning("the utilisation of GPUs is not measured: %s", why)
 
 
-# Which processes of a pod belong to which rank.
+# by_program finds out which processes of a pod belong to which rank.
 
 RankOf = Callable[[int], str | None]
-"""Returns the rank that a process is, by its environment; None for a process that is none."""
+"""Returns the rank of a process, from its environment; None for a process that is no rank."""
 
 
 def no_rank(pid: int) -> str | None:
-    """Say of every process that it is no rank: for programs that start none."""
+    """Return None for every process: a RankOf for programs that start no ranks."""
     del pid
     return None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 
 from dtj_trainer.contract.web_page import page_headers
-from dtj_trainer.serving.predictions import BODY, best, classified, shown
+from dtj_trainer.serving.torchserve import BODY, best, classified, shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -51,7 +51,7 @@ def router(service: Service) -> APIRouter:
             found = await classified(service, name, request, held)
             model = found.model
             form = model.description.preprocessing
-            assert form is not None, "a model without it classifies no pictures"
+            assert form is not None, "a model without preprocessing classifies no pictures"
             held.add(4 * form.size * form.size * form.channels)  # for the PNG file and for its base64 text
             saw = await service.decoded(None, _url, found.example, form)
             labels = model.description.labels

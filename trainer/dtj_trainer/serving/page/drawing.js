@@ -1,18 +1,18 @@
 // The box to draw in, by a pointer or by keys.
 
-const STEP = 10; // The pen's way at a key press, in pixels of the canvas.
-const WIDTH = 20; // Of a line.
+const STEP = 10; // How far a key press moves the pen, in pixels of the canvas.
+const WIDTH = 20; // The width of a line, in pixels of the canvas.
 const WAYS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 export class Drawing {
-  // pen: marks the place of the pen that keys move. light: is checked for white on black. says: tells readers of the
-  // screen where the pen is. on.shown() is called after each change; on.drawn(blob) after each line, with null for an
-  // empty box.
+  // pen: the element that marks the pen that keys move. light: the radio button for white on black. says: the element
+  // from which screen readers read the place of the pen. on.shown() is called after each change; on.drawn(blob) after
+  // each line, with null for an empty box.
   constructor(canvas, pen, light, says, on) {
     Object.assign(this, { canvas, pen, light, says, on });
     this.lines = []; // Each of them is a list of points.
-    this.line = null; // The one that is being drawn.
-    this.place = [canvas.width / 2, canvas.height / 2]; // Of the pen that keys move.
+    this.line = null; // The line that is being drawn.
+    this.place = [canvas.width / 2, canvas.height / 2]; // The place of the pen that keys move.
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button !== 0 || !event.isPrimary) return;
       canvas.setPointerCapture(event.pointerId);
@@ -115,7 +115,7 @@ export class Drawing {
       return;
     }
     this.canvas.toBlob((blob) => {
-      if (this.lines === lines) this.on.drawn(blob); // Otherwise it was cleared meanwhile.
+      if (this.lines === lines) this.on.drawn(blob); // Otherwise the box was cleared meanwhile.
     }, "image/png");
   }
 }

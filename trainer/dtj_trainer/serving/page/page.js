@@ -2,7 +2,7 @@
 
 import { Drawing } from "./drawing.js";
 
-const MOST_AT_FIRST = 4; // More models are asked once they are chosen.
+const MOST_AT_FIRST = 4; // So many models are chosen at the start.
 
 const at = (id) => document.getElementById(id);
 
@@ -10,11 +10,11 @@ const state = {
   token: null,
   models: [],
   picture: null, // {blob, name} of the file or of the drawing
-  waiting: [], // Files that were chosen, and not yet asked for.
+  waiting: [], // Files that were chosen, and that no model has been asked about.
   asking: null, // The AbortController of the requests that run.
 };
 
-// Elements and texts. There is no way from a text to markup here.
+// These functions make elements and texts. No text becomes markup.
 
 function made(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
@@ -66,7 +66,7 @@ async function refusalOf(answer) {
   return `The server refuses (${status}): ${message}.`;
 }
 
-// The token: from the address (…/#token=TOKEN), which is then removed from there, or from the form.
+// The token comes from the address (…/#token=TOKEN), from which it is then removed, or from the form.
 
 function takeTokenOfAddress() {
   const found = location.hash.match(/^#token=(.+)$/);
@@ -133,7 +133,7 @@ function showModels() {
   at("models").hidden = state.models.length < 2;
   if (!able.length) tellProblem("None of the server's models takes pictures.");
   const inverts = able[0]?.preprocessing.invert ?? false;
-  at(inverts ? "dark" : "light").checked = true; // As in the training, once the server has inverted it.
+  at(inverts ? "dark" : "light").checked = true; // After the server's inversion, the drawing has the training's colours.
   drawing.recolour();
 }
 
@@ -145,7 +145,7 @@ function chosenModels() {
 // Questions and answers.
 
 async function ask() {
-  state.asking?.abort(); // Its answers would be about an earlier picture.
+  state.asking?.abort(); // The answers to earlier requests would be about an earlier picture.
   at("ask").disabled = at("next").disabled = !state.picture;
   at("next").textContent = state.waiting.length ? `Next picture (${state.waiting.length} more)` : "Next picture";
   if (!state.picture) {
@@ -208,7 +208,7 @@ function showAnswer(card, answer) {
     return made("li", {}, ...texts, track);
   });
   const list = made("ol", { className: "classes" }, ...classes);
-  list.setAttribute("role", "list"); // Safari forgets it where the numbers are not shown.
+  list.setAttribute("role", "list"); // Safari drops this role from lists whose numbers are not shown.
   const steps = answer.steps === null ? "" : `, after ${answer.steps} steps`;
   fill(
     card,
@@ -284,7 +284,7 @@ at("next").addEventListener("click", () => {
   state.waiting = others;
   showGiven();
   ask();
-  if (!file) at(drew ? "box" : "file").focus(); // As above.
+  if (!file) at(drew ? "box" : "file").focus(); // The button is disabled now, and would lose the focus.
 });
 
 window.addEventListener("hashchange", () => takeTokenOfAddress() && start());

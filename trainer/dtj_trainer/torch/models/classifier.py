@@ -31,7 +31,7 @@ _NETWORKS: Mapping[str, Callable[[int, int, NetworkForm], nn.Module]] = {
     "shufflenet_v2": ShuffleNetV2,
     "densenet121": DenseNet121,
 }
-"""Each is called with the channels of a picture, the number of classes, and the form for the pictures' size."""
+"""Makers of networks, by name. Arguments: channels of a picture, number of classes, form for the pictures' size."""
 
 MODELS = ("cnn", *_NETWORKS)
 

@@ -55,7 +55,7 @@ class DenseNet121(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def blocks(self) -> list[Block]:
-        """See `blocks_of`. Each layer of a dense block is one, and so is each of a transition."""
+        """See `blocks_of`. Each layer of a dense block, and each layer of a transition, is a block."""
         features: list[Block] = []
         for each in self.features:
             features += each if isinstance(each, nn.Sequential) else [each]

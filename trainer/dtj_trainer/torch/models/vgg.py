@@ -59,7 +59,7 @@ class Vgg16(nn.Module):
         return [*self.features, self.avgpool, flat, *(dense if isinstance(dense, nn.Sequential) else [dense])]
 
     def tensor_layers(self) -> dict[str, str]:
-        """See `tensor_layers_of`. The single dense layer of the form for small pictures is not worth it."""
+        """See `tensor_layers_of`. The one dense layer of the form for small pictures is too small to be shared."""
         if isinstance(self.classifier, nn.Linear):
             return {}
         return {"classifier.0": "column", "classifier.2": "dropout", "classifier.3": "row"}

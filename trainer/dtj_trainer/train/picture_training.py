@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dtj_trainer.train.options import TrainingOptions
 
 
-# The nodes and processors on which the ranks run together: more ranks on the same processors train no faster.
+# machines_of counts the nodes and processors of all ranks: more ranks on the same processors train no faster.
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -53,7 +53,7 @@ class RankPlace(NamedTuple):
 
 
 def own_place() -> RankPlace:
-    """Return the place of this process. All containers of a node have its kernel, and so its boot id."""
+    """Return the place of this process. The boot ID names the node, because all its containers share the kernel."""
     container = socket.gethostname()
     try:
         node = _BOOT_ID.read_text().strip()
@@ -141,7 +141,7 @@ def _tell_mixing(examples: Examples, step_size: int, shares: int) -> None:
     low = mixing.share < GOOD_SHARE
     remedy = ": `dtj data stage SRC DST` writes shards in a random order" if low else ""
     log.log(
-        logging.WARNING if low else logging.INFO, "the order of the examples: %s%s", mixing.sentence(), remedy
+        logging.WARNING if low else logging.INFO, "mixing of the classes: %s%s", mixing.sentence(), remedy
     )
 
 
@@ -192,7 +192,7 @@ class PictureTest(NamedTuple):
         return totals[0] / tested
 
     def _pictures(self, ids: np.ndarray) -> Pictures:
-        """Read these examples but for those that are skipped, possibly none."""
+        """Read the examples `ids` without those that can't be read. The result may be empty."""
         if not len(ids):
             return Pictures(np.empty((0, *self.examples.shape), np.uint8), np.empty(0, np.int64))
         return self.examples.read(ids).readable()

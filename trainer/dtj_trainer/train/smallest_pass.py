@@ -32,21 +32,21 @@ def step_totals(examples: int, options: TrainingOptions, shares: int) -> set[int
 
 
 def smallest_share(examples: int, options: TrainingOptions, shares: int) -> int:
-    """Return the pictures of the smallest share of a step. A share without an example has one that does not count."""
+    """Return the size of the smallest share of a step. An empty share has size 1: an example of weight 0."""
     return max(min(step_totals(examples, options, shares)) // shares, 1)
 
 
 def refused(size: int, layer: str, error: Exception) -> str:
-    """Say why a pass of `size` pictures fails, in which layer, and what helps."""
-    what = f"the network can't make a pass of {size} pictures, the least of this training: {layer}: "
+    """Return a message: why a pass of `size` pictures fails, in which layer, and the remedy."""
+    what = f"the network fails for a batch of {size}, the smallest batch of this training, in {layer}: "
     remedy = ""
     if size == 0:
         remedy = (
-            "; in the last step of an epoch, a rank may have no picture: let the network take a batch of 0, or "
-            "choose --global-batch-size so that the pictures of the last step are enough for all ranks"
+            "; in the last step of an epoch, a rank may have no picture: make the network accept a batch of 0, or "
+            "choose --global-batch-size so that the last step has a picture for each rank"
         )
     elif size == 1:
-        remedy = "; let the layer take a batch of 1, or choose --batch-size so that the last step has more"
+        remedy = "; make the layer accept a batch of 1, or choose --batch-size so that the last step has more"
     return f"{what}{type(error).__name__}: {str(error)[:1000]}{remedy}"
 
 
@@ -61,7 +61,7 @@ def tell_unused(weights: Sequence[str]) -> None:
 
 @contextmanager
 def same_generators() -> Iterator[None]:
-    """Restore at the end the generators of Python and NumPy, from which a network may draw."""
+    """Restore the states of Python's and NumPy's random generators at the end: a network may draw from them."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
         yield

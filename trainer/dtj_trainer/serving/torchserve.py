@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dtj_trainer.serving.service import Service, Slot
 
 
-# A picture file as the input of a model: decoded within limits, and prepared as in the training's test.
+# example_of decodes a picture file within limits, and prepares the picture as the training's test does.
 
 _FORMATS = ("PNG", "JPEG")
 _STARTS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
@@ -42,7 +42,7 @@ _LARGE_PIXELS = 2_000_000
 _FEW_BYTES = _FEW_PIXELS = 4096
 _HEADER, _HEADER_END = b"IHDR", 33
 _one_large = threading.Lock()
-"""Large pictures are decoded one after the other, so that their pixels are in memory once."""
+"""The lock to decode large pictures one at a time: memory then holds the pixels of only one of them."""
 
 
 def example_of(
@@ -68,7 +68,7 @@ def example_of(
 
 
 def is_small(content: bytes) -> bool:
-    """Whether a file is a PNG of so few bytes and pixels that it is decoded sooner than a thread begins to."""
+    """Return whether a file is such a small PNG that decoding takes less time than the start of a thread."""
     sides = _size_of_small_png(content)
     return sides is not None and sides[0] * sides[1] <= _FEW_PIXELS
 
@@ -157,7 +157,7 @@ BODY = {
 
 
 class Classified(NamedTuple):
-    """A picture that a model has answered. `example`: a batch of one, as the model got it. `output`: of that one."""
+    """A picture with a model's answer. `example`: the model's input, a batch of one. `output`: the output for it."""
 
     model: LoadedModel
     example: np.ndarray
@@ -248,10 +248,10 @@ def likeliest(output: np.ndarray, model: LoadedModel, *, labels: bool) -> dict[s
 
 
 def best(output: np.ndarray, model: LoadedModel) -> list[tuple[int, float]]:
-    """Return the numbers of the likeliest classes with their probabilities, falling. Raises Refused as above."""
+    """Return numbers and probabilities of the likeliest classes, falling. Raises Refused as `likeliest` does."""
     values = output.astype(np.float64)
     if not np.isfinite(values).all():
-        raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "model", "the model's answer is not finite")
+        raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "model", "the model's outputs are not finite")
     if model.description.meaning == "logits":
         values = np.exp(values - values.max())
         values /= values.sum()

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dtj_trainer.train.chance import seed_of
+from dtj_trainer.train.seeds import seed_of
 
 
 def draw_anew(model: keras.Model, seed: int, step: int, rank: int) -> None:

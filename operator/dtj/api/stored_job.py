@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from dtj.api.base import ApiModel
-from dtj.api.checking import check
 from dtj.api.job import Fault, Job, course_of, read_status
+from dtj.api.manifest_check import check
 from dtj.api.spec import RunPolicy, SchedulingPolicy
 from dtj.api.status import JobStatus
 from dtj.api.strategies import RULES
