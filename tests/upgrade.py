@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from tests.unit.support.world import World
 
 ROOT = Path(__file__).parents[1]

@@ -20,7 +20,7 @@ from dtj.admission.service import admission
 from dtj.api.crd import fields_lacking
 from dtj.api.identity import API_VERSION, KIND
 from dtj.cluster.api import KubernetesApi, connect
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.cluster.server_clock import ServerClock
 from dtj.handlers import configure_logs, handlers, spawn
 from dtj.leader import GRACE_SECONDS, Leader

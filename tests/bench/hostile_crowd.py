@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from dtj.api.identity import KIND, LABEL_JOB, LABEL_MANAGED_BY, LABEL_RECORD, MANAGER
 from dtj.api.job import Manifest
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from tests.bench.control_plane import ControlPlane
 from tests.bench.honest import BARE, MADE, RATIO, Figures, bare_process, honest_figures, honest_targets
 from tests.bench.operator_process import Operator, operating, until

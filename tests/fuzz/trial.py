@@ -23,7 +23,7 @@ from dtj.api.job import LONGEST_MESSAGE, MOST_FAULTS, Manifest
 from dtj.api.job_file import read_job_file
 from dtj.api.manifest_check import check
 from dtj.cli.plan_summary import print_summary
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.plan.job import plan_job
 from dtj.reconcile.kept_job import keep, weight
 from tests.fuzz.weather import SetClocks, Weather

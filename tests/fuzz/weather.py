@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from dtj.api.identity import KIND, LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Manifest
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from tests.unit.support import modern
 from tests.unit.support.fake_cluster import Call, name_of
 from tests.unit.support.kubelet import Ending

@@ -34,11 +34,11 @@ from tests.trainer.test_launch_local import STARTERS, make_job, stop  # noqa: F4
 from tests.trainer.test_launch_mpi import make_job as make_ssh_job  # noqa: F401 - a fixture
 from tests.trainer.test_spares import Folder, folder, hurried  # noqa: F401 - a fixture
 
-from dtj_trainer.launch.control import ControlServer
 from dtj_trainer.launch.event_queue import EventQueue
 from dtj_trainer.launch.processes import adopt_orphans, children_by_parent
 from dtj_trainer.launch.spare import Spares
 from dtj_trainer.launch.spare_starts import RankStarts, Request
+from dtj_trainer.launch.supervisor_socket import ControlServer
 
 # Whole jobs.
 

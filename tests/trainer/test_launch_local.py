@@ -32,9 +32,9 @@ from tests.trainer.idx_files import write_pictures
 
 from dtj.plan.config_map import script
 from dtj.plan.horovod import SCRIPTS
-from dtj_trainer.launch.control import ControlServer, connect
 from dtj_trainer.launch.mpirun_hosts import local_mpirun_environment
 from dtj_trainer.launch.settings import SettingsError, control_socket, read_settings
+from dtj_trainer.launch.supervisor_socket import ControlServer, connect
 
 STARTERS = [
     pytest.param(

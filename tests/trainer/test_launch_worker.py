@@ -36,8 +36,8 @@ from tests.trainer.idx_files import NAMES
 
 from dtj_trainer.launch import pod as data_ahead
 from dtj_trainer.launch.cgroups import oom_kills
-from dtj_trainer.launch.control import Answer, Attached, ControlClient, ControlServer, connect
 from dtj_trainer.launch.settings import control_socket, read_settings
+from dtj_trainer.launch.supervisor_socket import Answer, Attached, ControlClient, ControlServer, connect
 from dtj_trainer.launch.worker import POLL_SECONDS, Worker
 
 

@@ -28,7 +28,7 @@ import dtj.client
 from dtj.api.errors import DtjError, NotFound, Unreachable, Unusable
 from dtj.cli.main import app
 from dtj.client import Artifacts, DistributedTrainingJob
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj_trainer.artifacts.store import Store, open_store
 
 OLD, FAILED, LOST, OTHER = (

@@ -175,7 +175,7 @@ def test_step_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_launch_starts_without_loading_what_it_does_not_need():
     program = (
-        "import sys, dtj_trainer.launch.main, dtj_trainer.launch.rank, dtj_trainer.launch.worker\n"
+        "import sys, dtj_trainer.launch.main, dtj_trainer.launch.horovod_rank, dtj_trainer.launch.worker\n"
         "assert not {'boto3', 'botocore', 'torch', 'numpy'} & set(sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "trainer")}

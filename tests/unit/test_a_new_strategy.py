@@ -34,7 +34,7 @@ from dtj.plan.pods import headless_service, ranks_info
 from dtj.plan.recipe import Recipe, address
 from dtj.report.run import Run, read_metrics
 from dtj.report.summary import summarise
-from dtj.views.job_text import Answers, job_text
+from dtj.views.new_job_file import Answers, job_text
 from tests.unit.support import job_machine
 from tests.unit.support.jobs import job, manifest
 from tests.unit.support.kubelet import Kubelet

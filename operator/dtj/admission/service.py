@@ -25,7 +25,7 @@ from dtj.admission.certificates import Pair, expiry, is_due, issue, read_certifi
 from dtj.admission.server import WebhookServer
 from dtj.api.job import Manifest
 from dtj.cluster.api import connect
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.cluster.server_clock import ServerClock
 
 

@@ -16,7 +16,7 @@ from dtj.api.strategies import RULES
 from dtj.cli.job_files import STANDARD_INPUT
 from dtj.cli.options import RegistryOption
 from dtj.cli.terminal import echo, errors, output
-from dtj.views.job_text import Answers, job_text
+from dtj.views.new_job_file import Answers, job_text
 
 # The questions of `dtj new`: the option, the text, and the field of the job that the answer sets.
 _QUESTIONS = (

@@ -17,7 +17,6 @@ from dtj.api.status import ConditionType
 from dtj.client.artifacts import Artifacts
 from dtj.client.changing import change, resume, scaled, set_suspend, uninterrupted
 from dtj.client.code_files import unpack_code
-from dtj.client.code_sending import create
 from dtj.client.code_source import find_code
 from dtj.client.credentials import artifacts_of
 from dtj.client.defaults import CONFIG_MAP, Defaults, of_config_map
@@ -36,6 +35,7 @@ from dtj.client.objects import (
 )
 from dtj.client.pod_logs import lines_of
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError, decided, never, readable, too_late
+from dtj.client.submission import create
 from dtj.client.watching import changes, until_gone
 from dtj.cluster.user_api import UserApi, connect
 

@@ -20,7 +20,7 @@ from dtj.client import packages
 from dtj.client.code_folder import Selection, pack, select
 from dtj.client.defaults import Value
 from dtj.client.packages import Wheels
-from dtj.convert.script import Found, found_in, strategy_of
+from dtj.convert.script_strategy import Found, found_in, strategy_of
 from dtj_trainer.contract.code_archive import CONFIG_MAP_BYTES, Packed
 
 USUAL_SCRIPTS = ("train.py", "main.py")

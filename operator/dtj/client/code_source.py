@@ -13,7 +13,7 @@ from dtj.client.artifacts import Artifacts
 from dtj.client.code_files import code_of
 from dtj.client.credentials import artifacts_of
 from dtj.client.store_environment import user_environment
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj_trainer import contract
 
 if TYPE_CHECKING:

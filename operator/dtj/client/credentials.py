@@ -9,7 +9,7 @@ from dtj.api.spec import ArtifactStore
 from dtj.client.artifacts import Artifacts
 from dtj.client.resource import DistributedTrainingJob
 from dtj.client.store_environment import endpoint_of, job_settings, secret_environment, user_environment
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.cluster.user_api import UserApi
 
 _CHOSEN = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from dtj.api.errors import DtjError, NotFound, Unreachable, Unusable
 from dtj.client.resource import DistributedTrainingJob
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 
 _OTHER_UID = re.compile(r"UID in (the )?precondition|metadata\.uid")
 """Matches the API server's message to a deletion (409) or a patch (422) that names the uid of another job."""

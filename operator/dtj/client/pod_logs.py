@@ -22,7 +22,7 @@ from dtj.client.logs import LogSelection, bucket_log, pod_line, stored_logs
 from dtj.client.objects import LogLine, Pod, pod_of
 from dtj.client.resource import DistributedTrainingJob
 from dtj.client.watching import Patience
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.cluster.user_api import UserApi
 
 _LOOK_SECONDS = 1.0

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 
 from dtj.client.failures import missing
 from dtj.client.resource import DistributedTrainingJob
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.cluster.user_api import UserApi
 
 PATIENCE_SECONDS = 120.0

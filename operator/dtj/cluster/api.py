@@ -14,9 +14,9 @@ from dtj.api.identity import KIND, LABEL_JOB
 from dtj.api.job import Manifest
 from dtj.cluster import kubernetes_client
 from dtj.cluster.decoding import ListBody, listed
+from dtj.cluster.interface import ApiError, Selection
 from dtj.cluster.kubernetes_client import api_client, client, config
 from dtj.cluster.paths import collection_path, job_path, object_path, selection_path
-from dtj.cluster.port import ApiError, Selection
 from dtj.cluster.rest_client import JSON_PATCH, MERGE_PATCH, RestClient, no_object
 from dtj.cluster.server_clock import ServerClock
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dtj.api.identity import GROUP, LABEL_CODE, PLURAL
 from dtj.api.job import Manifest
 from dtj.cluster.api import METADATA_ONLY
+from dtj.cluster.interface import ApiError, Selection
 from dtj.cluster.paths import collection_path, segment
-from dtj.cluster.port import ApiError, Selection
 from dtj.cluster.user_api import UserApi
 
 _OPERATORS = "/apis/apps/v1/deployments"

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from dtj.api.identity import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_KIND, MPIJOB_PLURAL
-from dtj.cluster.port import ApiError, Selection
+from dtj.cluster.interface import ApiError, Selection
 
 _PLURALS = {
     ("v1", "Pod"): "pods",

@@ -17,8 +17,8 @@ import aiohttp
 from dtj.api.job import Manifest
 from dtj.api.nesting import read_json
 from dtj.cluster.decoding import See, decoded, decoded_event
+from dtj.cluster.interface import ApiError
 from dtj.cluster.kubernetes_client import client
-from dtj.cluster.port import ApiError
 from dtj.cluster.server_clock import ServerClock
 
 MERGE_PATCH = "application/merge-patch+json"

@@ -18,9 +18,9 @@ from dtj.api.identity import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 from dtj.api.job import Manifest
 from dtj.cluster import kubernetes_client
 from dtj.cluster.api import KubernetesApi, own_namespace
+from dtj.cluster.interface import ApiError
 from dtj.cluster.kubernetes_client import api_client, client, config
 from dtj.cluster.paths import object_path, segment
-from dtj.cluster.port import ApiError
 from dtj.cluster.rest_client import MERGE_PATCH
 
 _PAGE = 500

@@ -20,9 +20,9 @@ from dtj.api.mpijob import QUEUE_ANNOTATIONS
 from dtj.api.pod_template import list_of, object_of
 from dtj.api.scheduling_rules import COSCHEDULING_SCHEDULER, KUEUE_QUEUE, VOLCANO_SCHEDULER, members
 from dtj.api.shown import enumerated, key_shown
-from dtj.convert.form import KubeflowRunPolicy, ObjectMeta, Spec, Template, without_nulls
 from dtj.convert.hosts import with_dtjs_hosts
 from dtj.convert.kind import KindRules, OriginalJob
+from dtj.convert.kubeflow_fields import KubeflowRunPolicy, ObjectMeta, Spec, Template, without_nulls
 from dtj.convert.mpi import MPI_JOB
 from dtj.convert.notes import Conversion, Notes
 from dtj.convert.pytorch import PYTORCH_JOB

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from dtj.api.job import Manifest
 from dtj.api.strategy import StrategyRules
-from dtj.convert.form import Spec
+from dtj.convert.kubeflow_fields import Spec
 from dtj.convert.notes import Notes
 from dtj.convert.run_policy import VersionDefaults
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dtj.api.horovod import HOROVOD, LAUNCHER, WORKER
 from dtj.api.job import Manifest
 from dtj.api.names import pod_name
-from dtj.convert.form import KubeflowReplica, MPIJobSpec
 from dtj.convert.kind import KindRules, OriginalJob
+from dtj.convert.kubeflow_fields import KubeflowReplica, MPIJobSpec
 from dtj.convert.mpirun import Launch, NoProgram, parse_launch
 from dtj.convert.notes import Notes
 from dtj.convert.replicas import ConvertedRole, common_spec, read_role, refuse_entrypoint, secure

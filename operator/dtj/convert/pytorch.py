@@ -9,8 +9,8 @@ from typing import Any
 from dtj.api.job import Manifest
 from dtj.api.torch_command import launchers_in
 from dtj.api.torch_distributed import TORCH_DISTRIBUTED
-from dtj.convert.form import KubeflowReplica, PyTorchJobSpec
 from dtj.convert.kind import KindRules, OriginalJob
+from dtj.convert.kubeflow_fields import KubeflowReplica, PyTorchJobSpec
 from dtj.convert.notes import Notes
 from dtj.convert.replicas import ConvertedRole, read_role
 from dtj.convert.run_policy import VersionDefaults, other_role_restarts, retries_of

@@ -12,7 +12,7 @@ from typing import Any
 
 from dtj.api.job import Manifest
 from dtj.api.pod_template import TRAINER_CONTAINER, is_accelerator
-from dtj.convert.form import Container, KubeflowReplica
+from dtj.convert.kubeflow_fields import Container, KubeflowReplica
 from dtj.convert.notes import Notes
 from dtj_trainer import contract
 

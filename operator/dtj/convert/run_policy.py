@@ -8,7 +8,7 @@ from typing import Any
 
 from dtj.api.identity import other_manager
 from dtj.api.job import Manifest
-from dtj.convert.form import KubeflowRunPolicy
+from dtj.convert.kubeflow_fields import KubeflowRunPolicy
 from dtj.convert.notes import Notes
 
 # Values of `managedBy` that name an operator of Kubeflow.

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 
 from dtj.api.job import Manifest
 from dtj.api.parameter_server import CHIEF, EVALUATOR, MASTER, PARAMETER_SERVER, WORKER
-from dtj.convert.form import KubeflowReplica, TFJobSpec
 from dtj.convert.kind import KindRules, OriginalJob
+from dtj.convert.kubeflow_fields import KubeflowReplica, TFJobSpec
 from dtj.convert.notes import Notes
 from dtj.convert.replicas import ConvertedRole, common_spec, read_role, refuse_entrypoint, secure
 from dtj.convert.run_policy import VersionDefaults, other_role_restarts, retries_of

@@ -12,8 +12,8 @@ from typing import Any
 
 from dtj.api.job import Manifest
 from dtj.api.torch_distributed import TORCH_DISTRIBUTED
-from dtj.convert.form import KubeflowObject, Template, WorkerSpec
 from dtj.convert.kind import KindRules, OriginalJob
+from dtj.convert.kubeflow_fields import KubeflowObject, Template, WorkerSpec
 from dtj.convert.notes import Notes
 from dtj.convert.replicas import read_role
 from dtj.convert.run_policy import VersionDefaults

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from dtj.api.job import Manifest
-from dtj.convert.form import KubeflowObject, ObjectMeta, Template, without_nulls
+from dtj.convert.kubeflow_fields import KubeflowObject, ObjectMeta, Template, without_nulls
 from dtj.convert.notes import Notes
 
 GROUP = "trainer.kubeflow.org"

@@ -11,8 +11,8 @@ from pydantic import Field
 from dtj.api.job import Manifest
 from dtj.api.quantities import amount
 from dtj.api.torch_distributed import TORCH_DISTRIBUTED
-from dtj.convert.form import ContainerResources, KubeflowObject, Variable, WorkerSpec
 from dtj.convert.kind import KindRules, OriginalJob
+from dtj.convert.kubeflow_fields import ContainerResources, KubeflowObject, Variable, WorkerSpec
 from dtj.convert.notes import Notes
 from dtj.convert.replicas import read_role
 from dtj.convert.run_policy import VersionDefaults

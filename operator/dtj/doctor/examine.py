@@ -17,7 +17,7 @@ from dtj.api.job import Job, Manifest
 from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_PLURAL
 from dtj.client.failures import explanation
 from dtj.cluster.inspect import Inspector
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.cluster.user_api import connect
 from dtj.doctor import probe
 from dtj.doctor.capacity import node_checks, quota_checks

@@ -11,7 +11,7 @@ from typing import Any
 from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Manifest, read_status
 from dtj.api.status import JobStatus
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.local.pod import LocalPod
 from dtj.local.processes import Adopted
 from dtj.local.runs import Run

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.reconcile.health import Stuck
 from dtj.reconcile.metrics import OperatorMetrics
 from dtj.reconcile.queue import WorkQueue

@@ -15,7 +15,7 @@ from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_PLURAL
 from dtj.api.reasons import Reason
 from dtj.api.status import ConditionType, JobStatus
 from dtj.api.stored_job import AnyJob
-from dtj.cluster.port import ApiError, Cluster
+from dtj.cluster.interface import ApiError, Cluster
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import (
     Action,

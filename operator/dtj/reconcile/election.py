@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from dtj.api.job import Manifest
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 
 # The Lease by which replicas of the operator agree on the one that works, after client-go's leaderelection. Pure.
 #

@@ -17,7 +17,7 @@ from dtj.api.job import Manifest
 from dtj.api.reasons import Reason
 from dtj.api.scheduling_rules import KUEUE_QUEUE
 from dtj.api.stored_job import AnyJob
-from dtj.cluster.port import ApiError, Cluster
+from dtj.cluster.interface import ApiError, Cluster
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import (
     CREATIONS,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Generic, NoReturn, TypeVar
 
 from dtj.api.identity import LABEL_JOB
-from dtj.cluster.port import ApiError, Selection, Source
+from dtj.cluster.interface import ApiError, Selection, Source
 from dtj.reconcile.view import Key
 
 _log = logging.getLogger(__name__)

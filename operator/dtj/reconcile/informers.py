@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from dtj.api.identity import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, LABEL_RECORD, MANAGER
-from dtj.cluster.port import ApiError, Selection, Source
+from dtj.cluster.interface import ApiError, Selection, Source
 from dtj.reconcile.budget import NAMESPACE_BYTES
 from dtj.reconcile.health import Stuck
 from dtj.reconcile.informer import Cache, Informer

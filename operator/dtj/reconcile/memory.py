@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from dtj.api.job import NO_STATUS, Fault, Job, Manifest, read_status
 from dtj.api.names import ssh_secret_name
 from dtj.api.stored_job import NOT_KEPT, AnyJob, read_stored_job
-from dtj.cluster.port import ApiError, Cluster
+from dtj.cluster.interface import ApiError, Cluster
 from dtj.plan.horovod import ssh_secret
 from dtj.reconcile.actions import (
     Action,

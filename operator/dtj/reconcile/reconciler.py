@@ -20,7 +20,7 @@ from dtj.api.job import Fault, Job
 from dtj.api.reasons import Reason
 from dtj.api.status import JobStatus, Phase
 from dtj.api.stored_job import AnyJob
-from dtj.cluster.port import ApiError, Cluster
+from dtj.cluster.interface import ApiError, Cluster
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import Action, Create, CreatePod, CreateSshSecret

@@ -17,7 +17,7 @@ from dtj.api.names import record_name
 from dtj.api.reasons import Reason
 from dtj.api.scheduling_rules import KUEUE_QUEUE
 from dtj.api.status import JobStatus
-from dtj.cluster.port import ApiError, Cluster
+from dtj.cluster.interface import ApiError, Cluster
 from dtj.reconcile.boot_clock import boot_clock
 from dtj.reconcile.memory import Memory
 from dtj.reconcile.refusal import FIRST_SECONDS, CreationRefused, make

@@ -11,7 +11,7 @@ from dtj.api.identity import KIND
 from dtj.api.job import Fault, Manifest
 from dtj.api.reasons import Reason
 from dtj.api.stored_job import AnyJob
-from dtj.cluster.port import ApiError, Cluster
+from dtj.cluster.interface import ApiError, Cluster
 from dtj.reconcile.actions import CREATIONS, Action
 from dtj.reconcile.view import controller_uid
 

@@ -10,7 +10,7 @@ from dtj.api.job import Manifest
 from dtj.api.reasons import Reason
 from dtj.api.status import Condition, Conditions, ConditionType, JobStatus, Phase
 from dtj.api.stored_job import AnyJob
-from dtj.cluster.port import ApiError, Cluster
+from dtj.cluster.interface import ApiError, Cluster
 from dtj.reconcile.kept_job import KeptJob, with_status
 from dtj.reconcile.patch import merge_patch
 from dtj.status.events import happenings

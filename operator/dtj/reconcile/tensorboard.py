@@ -13,7 +13,7 @@ from typing import Any
 from dtj.api.job import Job, Manifest
 from dtj.api.scheduling_rules import KUEUE_QUEUE
 from dtj.api.status import TensorBoardStatus
-from dtj.cluster.port import ApiError, Cluster
+from dtj.cluster.interface import ApiError, Cluster
 from dtj.plan.model import Plan, TensorBoard
 from dtj.plan.tensorboard import ANNOTATION_DIGEST, OFF, tensorboard_url, turned_off
 from dtj.reconcile.refusal import CreationRefused, make, refuse

@@ -19,7 +19,7 @@ from dtj.plan.job import plan_job
 from dtj.ui.answers import About, Done, FaultRow, JobFileAnswer, JobRow, JobView, LogAnswer, ValidationAnswer
 from dtj.ui.rows import again_of, past_row, row_of, view_of
 from dtj.views.bucket_place import BucketPlace
-from dtj.views.job_text import Answers, job_text
+from dtj.views.new_job_file import Answers, job_text
 from dtj.views.sentences import resuming, scaled, suspending
 from dtj_trainer.contract.distribution import version
 

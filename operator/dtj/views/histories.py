@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dtj.api.errors import DtjError, Unreachable, Unusable
 from dtj.client.history import History
 from dtj.client.store_environment import user_environment
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 
 if TYPE_CHECKING:
     from dtj.client import Client, DistributedTrainingJob

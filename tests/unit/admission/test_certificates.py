@@ -23,7 +23,7 @@ from dtj.admission.certificates import Pair, expiry, is_due, issue, read_certifi
 from dtj.admission.server import WebhookServer
 from dtj.admission.service import FolderKeeper, SecretKeeper, Serving, UnusableCertificate
 from dtj.api.job import Manifest
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from tests.unit.support.fake_cluster import Call, FakeCluster
 from tests.unit.support.tls import HOST, trusted
 

@@ -10,7 +10,7 @@ from aiohttp import web
 from kubernetes.aio import client
 
 from dtj.cluster.api import KubernetesApi
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from tests.unit.support.api_answers import refused
 
 

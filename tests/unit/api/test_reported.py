@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dtj.api.job import Manifest
 from dtj.api.reported import take
 from dtj.api.status import ArtifactsStatus, ProgressStatus
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.reconcile.boot_clock import BootClock
 from dtj.reconcile.memory import EventRecorder
 from dtj.status.events import Happening

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from dtj.cluster.api import KubernetesApi
+from dtj.cluster.interface import ApiError
 from dtj.cluster.kubernetes_client import client
-from dtj.cluster.port import ApiError
 from dtj.cluster.server_clock import ServerClock
 
 START = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -20,8 +20,8 @@ from dtj.api.job import Manifest
 from dtj.api.manifest_check import check
 from dtj.api.nesting import MOST_LEVELS, TOO_DEEP, read_json
 from dtj.cluster.api import KubernetesApi
+from dtj.cluster.interface import ApiError, Selection
 from dtj.cluster.kubernetes_client import client
-from dtj.cluster.port import ApiError, Selection
 from dtj.reconcile.informer import Cache, Informer
 from tests.unit.support.jobs import manifest
 

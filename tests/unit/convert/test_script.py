@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtj.api.errors import Unusable
-from dtj.convert.script import found_in, strategy_of
+from dtj.convert.script_strategy import found_in, strategy_of
 
 H, T, P = "Horovod", "TorchDistributed", "ParameterServer"
 PS, ALONE = {"ps": 1}, {"chief": 0}

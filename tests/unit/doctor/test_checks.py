@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from dtj.api.crd import custom_resource_definition
 from dtj.api.job import Job, Manifest
 from dtj.api.quantities import amount, pod_requests, shown
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.doctor import in_pod
 from dtj.doctor.capacity import node_checks, quota_checks
 from dtj.doctor.examine import run_pod

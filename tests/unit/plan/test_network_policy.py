@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dtj.api.job import Manifest, read_job
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.operator_flags import read_flags
 from dtj.plan.job import network_policy, plan_job
 from dtj_trainer import contract

@@ -29,8 +29,8 @@ from aiohttp import web
 from dtj.api.crd import custom_resource_definition
 from dtj.api.identity import KIND, PLURAL
 from dtj.cluster.api import KubernetesApi
+from dtj.cluster.interface import ApiError
 from dtj.cluster.kubernetes_client import client
-from dtj.cluster.port import ApiError
 from dtj.local.machine import free_ports
 from dtj.operator_flags import read_flags
 from dtj.plan.pods import LOST_NODE_SECONDS

@@ -25,7 +25,7 @@ from dtj.api.manifest_check import MOST_ENTRIES
 from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
 from dtj.api.nesting import MOST_LEVELS, TOO_DEEP
 from dtj.api.stored_job import NOT_KEPT, UnreadableJob, read_stored_job
-from dtj.cluster.port import Selection
+from dtj.cluster.interface import Selection
 from dtj.plan.tensorboard import ANNOTATION_DIGEST
 from dtj.reconcile import informers as informers_module
 from dtj.reconcile import owned_cache

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.reconcile import controller as controller_module
 from dtj.reconcile.controller import STUCK_SECONDS, Controller
 from dtj.reconcile.health import Stuck

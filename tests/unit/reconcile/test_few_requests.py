@@ -16,7 +16,7 @@ import pytest
 
 from dtj.api.identity import KIND, LABEL_INDEX, LABEL_RECORD
 from dtj.api.job import Manifest
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.reconcile.boot_clock import BootClock
 from dtj.reconcile.memory import EventRecorder
 from dtj.reconcile.record import MOST_LOST

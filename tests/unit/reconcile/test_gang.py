@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dtj.api.job import Manifest
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.kueue import Kueue
 from tests.unit.support.programs import decides

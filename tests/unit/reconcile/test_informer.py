@@ -17,7 +17,7 @@ import pytest
 
 from dtj.api.identity import KIND, LABEL_JOB
 from dtj.api.job import Manifest
-from dtj.cluster.port import ApiError, Selection
+from dtj.cluster.interface import ApiError, Selection
 from dtj.reconcile import informer as informer_module
 from dtj.reconcile.informer import Cache, Informer
 from dtj.reconcile.informers import Informers

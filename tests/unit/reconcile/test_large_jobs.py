@@ -19,7 +19,7 @@ import pytest
 from dtj.api import shape as shapes
 from dtj.api.job import Job, Manifest
 from dtj.api.shape import Shape
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.plan import pods
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan

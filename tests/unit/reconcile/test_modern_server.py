@@ -15,8 +15,8 @@ import pytest
 from dtj.api.identity import LABEL_INDEX
 from dtj.api.job import Manifest
 from dtj.cluster.api import KubernetesApi
+from dtj.cluster.interface import ApiError
 from dtj.cluster.kubernetes_client import client
-from dtj.cluster.port import ApiError
 from dtj.reconcile.refusal import CreationRefused
 from tests.unit.support import modern
 from tests.unit.support.fake_cluster import FakeCluster

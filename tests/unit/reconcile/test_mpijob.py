@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from dtj.api.job import Manifest, read_job
 from dtj.api.status import ProgressStatus
 from dtj.api.validation import faults
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.local.plan import Place, container_ports, left_out, local_plan
 from dtj.plan.job import plan_job
 from dtj.status.observed import ProgressReport, view_mpijob

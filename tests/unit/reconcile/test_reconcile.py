@@ -26,7 +26,7 @@ import pytest
 
 from dtj.api.job import Manifest, read_job
 from dtj.api.status import ArtifactsStatus, ProgressStatus
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.status.observed import ProgressReport, read_report
 from dtj.status.restart_policy import may_restore
 from tests.unit.support.fake_cluster import Call, FakeCluster

@@ -18,7 +18,7 @@ import pytest
 
 from dtj.api.identity import LABEL_RECORD
 from dtj.api.job import Manifest
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.reconcile.record import MOST_IN_VAIN, MOST_LOST
 from dtj.status import record as status_record
 from tests.unit.support.fake_cluster import WRITES, Call, FakeCluster

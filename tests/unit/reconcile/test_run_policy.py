@@ -17,7 +17,7 @@ import pytest
 from dtj.api.crd import custom_resource_definition
 from dtj.api.identity import OPERATOR, is_domain_path
 from dtj.api.job import Manifest
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.cluster.user_api import connect
 from dtj.reconcile.informers import Informers, Lister
 from dtj.reconcile.patch import patched

@@ -25,7 +25,7 @@ from dtj.api.status import (
     ProgressStatus,
     ReplicaStatus,
 )
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.reconcile.stored_status import StoredStatus
 from tests.unit.support.fake_cluster import FakeCluster
 from tests.unit.support.jobs import manifest

@@ -14,7 +14,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.api.validation import faults
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.local.plan import left_out
 from dtj.plan.job import plan_job
 from dtj.plan.tensorboard import DEFAULT_IMAGE

@@ -12,7 +12,7 @@ from dtj.api.crd import custom_resource_definition
 from dtj.api.identity import KIND, LABEL_ATTEMPT, LABEL_JOB
 from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_KIND
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.status.times import written_time
 from tests.unit.support.copies import copied
 from tests.unit.support.mpijob_crd import MPIJOB_SCHEMA

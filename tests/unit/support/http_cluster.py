@@ -15,7 +15,7 @@ from aiohttp import web
 
 from dtj.api.identity import API_VERSION, KIND, LABEL_JOB
 from dtj.api.job import Manifest
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from tests.unit.support.api_answers import DISCOVERY, KINDS, RESOURCES, discovered, refused
 from tests.unit.support.copies import copied
 from tests.unit.support.fake_cluster import Name, apply_merge_patch, name_of

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dtj.api.identity import KIND, LABEL_INDEX, LABEL_ROLE, other_manager_of
 from dtj.api.job import Manifest, read_job
 from dtj.api.status import ProgressStatus
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.reconcile.view import controller_uid
 from dtj.status.observed import ProgressReport
 from tests.unit.support.jobs import manifest

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from dtj.api.job import Manifest
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from tests.unit.support.fake_cluster import FakeCluster
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from dtj.api.identity import KIND, LABEL_ATTEMPT, other_manager_of
 from dtj.api.job import Manifest
 from dtj.api.strategies import RULES
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.reconcile.view import controller_uid
 from tests.unit.support.fake_cluster import Call, Name, OperatorDied
 from tests.unit.support.kubelet import Kubelet

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from dtj.api.job import Manifest
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.status.times import written_time
 from tests.unit.support.fake_cluster import FakeCluster
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from dtj.api.job import Manifest
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from tests.unit.support.fake_cluster import Name
 from tests.unit.support.history import History
 from tests.unit.support.selection import Asked

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 from dtj.api.job import Job, Manifest
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.plan.job import PlanCache, plan_job
 from dtj.plan.model import Plan
 from dtj.plan.record import record_pod

@@ -1,7 +1,7 @@
 """Turns the end of a program into the failure class and the message for the user.
 
-`rank`, `replica` and the gloo ranks call it for their own program. Not here: what the ends of all ranks mean for a
-run under mpirun (`launcher`), and how the operator treats a class (`dtj/status`).
+`horovod_rank`, `replica` and the gloo ranks call it for their own program. Not here: what the ends of all ranks mean
+for a run under mpirun (`launcher`), and how the operator treats a class (`dtj/status`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The launcher of a Horovod job: waits for hosts, starts the ranks by mpirun or gloo, and reports why the run ended.
 
-`main` calls it for the kind `launcher`. Not here: the start of a rank on its host (`rank`), the wait for hosts
-(`peers`), the command of mpirun (`mpirun_hosts`), and the cause of a single rank's failure (`failure`).
+`main` calls it for the kind `launcher`. Not here: the start of a rank on its host (`horovod_rank`), the wait for
+hosts (`peers`), the command of mpirun (`mpirun_hosts`), and the cause of a single rank's failure (`failure`).
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _launcher(settings: Settings, command: Sequence[str]) -> int:
 
 
 def _rank(settings: Settings, command: Sequence[str]) -> int:
-    from dtj_trainer.launch.rank import run_rank
+    from dtj_trainer.launch.horovod_rank import run_rank
 
     return run_rank(settings, command)
 

@@ -1,7 +1,7 @@
 """Where the ranks of a Horovod job run, and how they are started: on hosts by ssh, or on this machine.
 
 `launcher` waits for the hosts and runs the command. Not here: the content of the hostfile, which the operator writes
-(`dtj.plan.horovod`), and the start of a rank on its host (`rank`).
+(`dtj.plan.horovod`), and the start of a rank on its host (`horovod_rank`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from dtj_trainer import contract
-from dtj_trainer.launch.control import SupervisorGone, connect
 from dtj_trainer.launch.peers import HostAnswer, ask_all, wait_for_peers
 from dtj_trainer.launch.settings import Settings, control_socket
+from dtj_trainer.launch.supervisor_socket import SupervisorGone, connect
 
 # These functions make the commands and environments of Open MPI's mpirun, and read its hostfile.
 

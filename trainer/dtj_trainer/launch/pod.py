@@ -28,7 +28,7 @@ from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sync import PodSync, SyncSettings
 from dtj_trainer.background import Background
 from dtj_trainer.contract.failure_class import FailureClass
-from dtj_trainer.contract.tracker import RunStatus
+from dtj_trainer.contract.tracking import RunStatus
 from dtj_trainer.curves.curves import Curves
 from dtj_trainer.data.layouts import fixed_files
 from dtj_trainer.data.staging import stage_ahead

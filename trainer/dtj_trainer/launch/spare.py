@@ -25,7 +25,7 @@ from typing import NamedTuple
 import psutil
 
 from dtj_trainer import contract
-from dtj_trainer.contract.tracker import MLFLOW_RUN, MLFLOW_URI
+from dtj_trainer.contract.tracking import MLFLOW_RUN, MLFLOW_URI
 from dtj_trainer.launch import cgroups, spare_program
 from dtj_trainer.launch.processes import with_descendants
 from dtj_trainer.launch.program import Starter, start_process

@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from dtj_trainer import contract
-from dtj_trainer.launch.control import LINE_BYTES, connected
 from dtj_trainer.launch.processes import end_adopted, environment_of
 from dtj_trainer.launch.program import Started, Starter, start_process
+from dtj_trainer.launch.supervisor_socket import LINE_BYTES, connected
 
 if TYPE_CHECKING:
     from dtj_trainer.launch.spare import Recording, Spares

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dtj_trainer import contract
-from dtj_trainer.contract.tracker import MLFLOW_RUN, MLFLOW_URI, WANDB_SIGNS, RunStatus, tracking_uri
+from dtj_trainer.contract.tracking import MLFLOW_RUN, MLFLOW_URI, WANDB_SIGNS, RunStatus, tracking_uri
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.parent_death import die_with_parent
 from dtj_trainer.whole_file import write_whole

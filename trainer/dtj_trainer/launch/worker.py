@@ -17,7 +17,6 @@ from queue import Empty
 
 from dtj_trainer import contract
 from dtj_trainer.contract.failure_class import FailureClass
-from dtj_trainer.launch.control import Answer, Attached, ControlServer
 from dtj_trainer.launch.event_queue import EventQueue
 from dtj_trainer.launch.leftovers import Leftovers
 from dtj_trainer.launch.peers import joined
@@ -42,6 +41,7 @@ from dtj_trainer.launch.round_messages import Go, restarts_of
 from dtj_trainer.launch.round_server import RoundLink
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.spare_starts import RankStarts, Request
+from dtj_trainer.launch.supervisor_socket import Answer, Attached, ControlServer
 from dtj_trainer.launch.termination import forget_termination, write_termination
 from dtj_trainer.parent_death import die_with_parent
 

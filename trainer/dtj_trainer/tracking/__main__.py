@@ -9,8 +9,8 @@ import signal
 import sys
 
 from dtj_trainer.artifacts.store import open_store
-from dtj_trainer.tracking.answers import CLIENT_VARIABLES
 from dtj_trainer.tracking.channel import Channel
+from dtj_trainer.tracking.client import CLIENT_VARIABLES
 from dtj_trainer.tracking.lines import LineFiles, LocalFiles, StoredFiles
 from dtj_trainer.tracking.settings import TrackerSettings, read_tracker_settings
 

@@ -9,8 +9,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
-from dtj_trainer.contract.tracker import RunStatus
-from dtj_trainer.tracking.answers import TrackingRefused, Unavailable
+from dtj_trainer.contract.tracking import RunStatus
+from dtj_trainer.tracking.client import TrackingRefused, Unavailable
 from dtj_trainer.tracking.points import Point
 
 _MISSING, _EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"

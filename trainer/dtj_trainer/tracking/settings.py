@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtj_trainer import contract
-from dtj_trainer.contract.tracker import MLFLOW_COMMIT, MLFLOW_RUN, tracking_uri
+from dtj_trainer.contract.tracking import MLFLOW_COMMIT, MLFLOW_RUN, tracking_uri
 
 
 @dataclass(frozen=True)

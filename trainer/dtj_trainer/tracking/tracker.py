@@ -15,9 +15,9 @@ import yaml
 from dtj_trainer import contract
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.background import run_in_background
-from dtj_trainer.contract.tracker import RunStatus
-from dtj_trainer.tracking.answers import MOST_PARAMS, MOST_POINTS, TrackingRefused, Unavailable
+from dtj_trainer.contract.tracking import RunStatus
 from dtj_trainer.tracking.channel import Channel
+from dtj_trainer.tracking.client import MOST_PARAMS, MOST_POINTS, TrackingRefused, Unavailable
 from dtj_trainer.tracking.lines import LineFiles, next_lines
 from dtj_trainer.tracking.points import Point, as_params, params_of, points_of
 from dtj_trainer.tracking.settings import TrackerSettings

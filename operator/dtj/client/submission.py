@@ -17,7 +17,7 @@ from dtj.client.artifacts import explained
 from dtj.client.changing import uninterrupted
 from dtj.client.credentials import environment_of
 from dtj.client.resource import DistributedTrainingJob
-from dtj.cluster.port import ApiError
+from dtj.cluster.interface import ApiError
 from dtj.cluster.user_api import UserApi
 from dtj_trainer import contract
 

@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Sequence
 
-from dtj_trainer.launch.control import Attached, ControlClient, SupervisorGone, connect
 from dtj_trainer.launch.failure import cut_off, followed_another, forget_failures, rank_exit, unavailable
 from dtj_trainer.launch.output import writer_to
 from dtj_trainer.launch.processes import end_descendants
 from dtj_trainer.launch.program import STOP_ALL_RANKS, LoggedProgram
 from dtj_trainer.launch.settings import Settings
+from dtj_trainer.launch.supervisor_socket import Attached, ControlClient, SupervisorGone, connect
 from dtj_trainer.launch.termination import RankExit, marker_line
 from dtj_trainer.launch.tracking import tracker_variables
 from dtj_trainer.parent_death import die_with_parent
