@@ -58,7 +58,7 @@ def no_gpu(at: Place) -> Iterator[Sheet]:
         at.module(PROGRAM, f"--data={at.data}", env={**variables, "DTJ_ROOT": str(at.folder / "no-gpu")})
         row.require(False, "the program trains without the GPU that it was given")
     except CheckFailed as error:
-        row.names("1 of nvidia.com/gpu was asked for, and PyTorch", str(error))
+        row.names("the replica requests 1 of nvidia.com/gpu, but PyTorch", str(error))
     yield row
 
 

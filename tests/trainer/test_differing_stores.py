@@ -37,8 +37,7 @@ from tests.trainer.differing_store import (
 )
 
 from dtj.admission.certificates import issue
-from dtj_trainer.artifacts import s3
-from dtj_trainer.artifacts import store as ranged_download
+from dtj_trainer.artifacts import download, s3
 from dtj_trainer.artifacts.fence import Fence, put_fenced
 from dtj_trainer.artifacts.store import ABSENT, open_store
 from dtj_trainer.data.sources import S3Source
@@ -51,7 +50,7 @@ PAGE = REPOSITORY / "docs/stores.md"
 @pytest.fixture(autouse=True)
 def small_parts_sent_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "MULTIPART_BYTES", PART)
-    monkeypatch.setattr(ranged_download, "PART_BYTES", PART)
+    monkeypatch.setattr(download, "PART_BYTES", PART)
     monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda *_: 0.0)
 
 

@@ -34,7 +34,7 @@ from tests.unit.support.kubeconfig import TOKEN, write_kubeconfig
 
 from dtj.api.job import Manifest, read_job
 from dtj.api.yaml_text import dump
-from dtj.plan.pods import history_of
+from dtj.plan.history import history_of
 from dtj.plan.record import end_record_of
 from dtj_trainer import contract
 from dtj_trainer.artifacts.history import HistoryWriter

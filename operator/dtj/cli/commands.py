@@ -33,11 +33,11 @@ class Listed(NamedTuple):
 
 COMMANDS = {
     "new": Listed(
-        "files", "Write a job file with comments; on a terminal, ask for missing options.", _WITHOUT
+        "file_commands", "Write a job file with comments; on a terminal, ask for missing options.", _WITHOUT
     ),
-    "validate": Listed("files", "Print every fault of job files, each with its line.", _WITHOUT),
+    "validate": Listed("file_commands", "Print every fault of job files, each with its line.", _WITHOUT),
     "plan": Listed(
-        "files",
+        "file_commands",
         "Show what the operator would create for a job file: pods, hostfile, TF_CONFIG, environment.",
         _WITHOUT,
     ),
@@ -101,7 +101,7 @@ COMMANDS = {
     ),
     "export": Listed("export", "Convert a trained model to ONNX, for `dtj serve`.", _RESULTS),
     "serve": Listed("serve", "Serve trained models over HTTP, on this machine or in a pod.", _RESULTS),
-    "crd": Listed("files", "Print the CustomResourceDefinition, as YAML.", _OTHERS),
+    "crd": Listed("file_commands", "Print the CustomResourceDefinition, as YAML.", _OTHERS),
     "version": Listed("about", "Print the version of dtj.", _OTHERS),
     "help": Listed("about", "Show the help of dtj or of a command.", _OTHERS),
 }

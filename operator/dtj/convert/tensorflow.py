@@ -51,7 +51,7 @@ def parameter_server_spec(
         notes.add(
             roles[leader].path,
             None,
-            f"now {WORKER}, the only pod: the program gets no TF_CONFIG, as in Kubeflow",
+            f"becomes {WORKER}, the only pod; as in Kubeflow, the program gets no TF_CONFIG",
         )
         roles[leader].name = WORKER
     ordered = [roles[name] for name in PARAMETER_SERVER.roles if name in roles]

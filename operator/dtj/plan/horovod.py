@@ -17,14 +17,9 @@ from dtj.api.shape import Replica, shape_of
 from dtj.api.spec import ReplicaSpec, Resources
 from dtj.plan.code import before_own_command, path_over_ssh
 from dtj.plan.config_map import config_map, script
+from dtj.plan.history import history_environment
 from dtj.plan.model import Plan
-from dtj.plan.pods import (
-    HIDDEN_GPUS,
-    headless_service,
-    history_environment,
-    metadata,
-    ranks_info,
-)
+from dtj.plan.pods import HIDDEN_GPUS, headless_service, metadata, ranks_info
 from dtj.plan.recipe import Recipe, address
 from dtj.plan.template_fields import resources_like_replicas
 from dtj_trainer import contract

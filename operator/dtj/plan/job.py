@@ -195,7 +195,7 @@ def _differs_in_pods(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 def weight(plan: Plan) -> int:
     """Return how many replicas a plan counts as."""
-    # Do not count the start script: all plans share one copy of the text.
+    # Do not weigh the start script: all plans share one copy of the text.
     texts: list[str] = [text for name, text in plan.config["data"].items() if name != START_SCRIPT]
     lines = sum(text.count("\n") for text in texts)
     data = sum(map(len, texts)) // _CHARACTERS_A_REPLICA + lines // _LINES_A_REPLICA

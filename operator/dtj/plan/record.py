@@ -14,15 +14,8 @@ from dtj.api.job import Job, Manifest
 from dtj.api.names import record_name
 from dtj.api.status import JobStatus
 from dtj.plan.code import code_pod_spec
-from dtj.plan.pods import (
-    credentials,
-    history_environment,
-    history_of,
-    metadata,
-    pod_security,
-    with_node_tolerations,
-    with_restricted_security,
-)
+from dtj.plan.history import history_environment, history_of
+from dtj.plan.pods import credentials, metadata, pod_security, with_node_tolerations, with_restricted_security
 from dtj.plan.template_fields import metadata_of_templates, resources_like_replicas, spec_of_templates
 from dtj.plan.tensorboard import bucket_variables, service_account
 from dtj_trainer import contract

@@ -334,7 +334,7 @@ class Reconciler:
         if secret.made:
             return decided, [action for action in todo if not isinstance(action, CreateSshSecret)]
         status = decided.decision.status.model_copy(update={"ssh_secret": None})
-        # Create no pods yet: the pods need the Secret, and the status does not name the Secret.
+        # Create no pods in this pass: the pods need the Secret, which the stored status names from the next pass on.
         rest: list[Action] = [action for action in todo if not isinstance(action, (CreatePod, Create))]
         return replace(decided, decision=replace(decided.decision, status=status)), rest
 

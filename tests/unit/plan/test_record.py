@@ -18,8 +18,9 @@ import yaml
 from dtj.api.job import Job, read_job
 from dtj.api.manifest_check import check
 from dtj.api.status import Condition, Conditions, JobStatus
+from dtj.plan.history import history_of, spec_digest
 from dtj.plan.job import plan_job
-from dtj.plan.pods import history_of, spec_digest, trainer_container
+from dtj.plan.pods import trainer_container
 from dtj.plan.record import END_BYTES, end_record_of, fitted, record_pod
 from dtj.reconcile.kept_job import keep
 from dtj_trainer.contract import PodInfo

@@ -19,16 +19,10 @@ from dtj_trainer.artifacts.checkpoint_removal import CheckpointRemoval
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.folder_captures import FolderCaptures
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, newest_of, prune
-from dtj_trainer.artifacts.manifest import (
-    Manifest,
-    ManifestError,
-    StoredFile,
-    check_paths,
-    folder_name,
-    is_lent,
-)
+from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, check_paths, folder_name
 from dtj_trainer.artifacts.newest_capture import Name, NewestCapture
 from dtj_trainer.artifacts.other_pods import OtherPods
+from dtj_trainer.artifacts.pod_manifest import is_lent
 from dtj_trainer.artifacts.s3 import RefusedKey
 from dtj_trainer.artifacts.sent_files import FileChanged, SentFiles, why_unsent
 from dtj_trainer.artifacts.size_limit import SizeLimit

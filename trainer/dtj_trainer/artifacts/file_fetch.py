@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING
 from dtj_trainer import contract
 from dtj_trainer.artifacts.arriving_file import ArrivingFile
 from dtj_trainer.artifacts.local_checkpoints import RECORD_FILE, read_mark
-from dtj_trainer.artifacts.manifest import DAMAGED_FILE, StoredFile, fault_of, giver_of
+from dtj_trainer.artifacts.manifest import DAMAGED_FILE, StoredFile, fault_of
 from dtj_trainer.artifacts.multipart import AT_ONCE, SMALL_BYTES, at_once
 from dtj_trainer.artifacts.peer_hosts import peers_from_environment
 from dtj_trainer.artifacts.peers import CheckpointPeers
+from dtj_trainer.artifacts.pod_manifest import giver_of
 from dtj_trainer.artifacts.s3 import (
     SYNC_TIMEOUT_SECONDS,
     Changed,

@@ -19,28 +19,30 @@ from dtj_trainer.artifacts.fence import claim_of_attempt
 from dtj_trainer.artifacts.folder_captures import walk
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, prune, saved_folders
 from dtj_trainer.artifacts.manifest import (
-    ANNOUNCED,
-    LATE_SECONDS,
     PARTS,
     PODS,
-    Copy,
     Manifest,
     ManifestError,
-    PodManifest,
     StoredFile,
+    folder_name,
+    number_and_claim,
+)
+from dtj_trainer.artifacts.multipart import at_once
+from dtj_trainer.artifacts.pod_manifest import (
+    ANNOUNCED,
+    LATE_SECONDS,
+    Copy,
+    PodManifest,
     beginning,
     copy_of,
-    folder_name,
     folders_in,
     giver_of,
     is_in_answer,
     is_lent,
     is_of_pod,
-    number_and_claim,
     of_the_next,
     pod_manifest_key,
 )
-from dtj_trainer.artifacts.multipart import at_once
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sent_files import FileChanged, SentFiles, why_unsent
 from dtj_trainer.artifacts.snapshot import keys_of

@@ -14,21 +14,20 @@ from typing import TYPE_CHECKING
 from dtj_trainer.artifacts.capture import Capture, is_below, kind_of
 from dtj_trainer.artifacts.fence import claim_of_attempt
 from dtj_trainer.artifacts.folder_captures import FolderCaptures
-from dtj_trainer.artifacts.manifest import (
+from dtj_trainer.artifacts.manifest import ManifestError, folder_name
+from dtj_trainer.artifacts.newest_capture import Name, NewestCapture
+from dtj_trainer.artifacts.pod_manifest import (
     ANNOUNCED,
     LATE_AT_END_SECONDS,
     LATE_SECONDS,
-    ManifestError,
     PodManifest,
     answer_place,
     beginning,
-    folder_name,
     folders_in,
     giver_of,
     of_the_next,
     pod_manifest_key,
 )
-from dtj_trainer.artifacts.newest_capture import Name, NewestCapture
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.sent_files import FileChanged, SentFiles, why_unsent
 from dtj_trainer.artifacts.snapshot import keys_of, step_of

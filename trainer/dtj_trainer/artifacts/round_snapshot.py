@@ -20,17 +20,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from dtj_trainer.artifacts.capture import SECOND, Capture, is_below
 from dtj_trainer.artifacts.file_fetch import Near
 from dtj_trainer.artifacts.folder_captures import walk
-from dtj_trainer.artifacts.manifest import (
-    Manifest,
-    ManifestError,
-    folder_name,
-    folders_in,
-    of_the_next,
-    sha256_of,
-)
+from dtj_trainer.artifacts.manifest import Manifest, ManifestError, folder_name, sha256_of
 from dtj_trainer.artifacts.multipart import at_once
 from dtj_trainer.artifacts.newest_capture import Complete, Name, sources_of
 from dtj_trainer.artifacts.peers import PATIENCE_SECONDS
+from dtj_trainer.artifacts.pod_manifest import folders_in, of_the_next
 from dtj_trainer.artifacts.put_back import arriving_folder, leave_only, put_back, remove
 from dtj_trainer.artifacts.round_peers import NotPutBack, RoundPeers, hash_of
 from dtj_trainer.artifacts.s3 import NoSuchKey, Result, S3Error, S3Location, retry_transient

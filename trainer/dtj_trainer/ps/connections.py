@@ -80,7 +80,7 @@ def _port_of_peer(found: socket.socket) -> int | None:
     try:
         return int(found.getpeername()[1]) if internet else None
     except OSError:
-        return None  # The socket listens, or its connection has ended.
+        return None  # The socket has no peer: it listens, or its connection has ended.
 
 
 def probe(connection: socket.socket) -> None:

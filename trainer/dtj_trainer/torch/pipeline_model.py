@@ -227,7 +227,8 @@ class PipelineModel(DividedModel):
     def _make_passes(self, data: tuple[Tensor, Tensor], share: Share) -> None:
         each = max(math.ceil(share.count / self._micro_batches), 1)
         size = each * self._micro_batches
-        # A share without examples still passes its one example through the stages, with the label _PADDING.
+        # A share without examples holds one example of weight 0 (see `Sharding`). This example passes through the
+        # stages with the label _PADDING, because every rank must make every step.
         places = torch.arange(size) % max(share.count, 1)
         self._total = share.total
         labels = torch.where(torch.arange(size) < share.count, data[1][places], _PADDING)
