@@ -246,6 +246,8 @@ class Reconciler:
         uid: the uid of the job that has the name now; None when no job has the name.
         """
         pods = [pod.view for pod in self._view.pods(key) if pod.owner and pod.owner != uid]
+        if not pods:
+            return None
         now = self._clock.now()
         for pod in pods_to_force_delete(pods, now):
             _log.info("%s/%s: %s", *key, describe_force_deletion(pod))
