@@ -35,6 +35,7 @@ from dtj.plan.recipe import Recipe, address
 from dtj.report.run import Run, read_metrics
 from dtj.report.summary import summarise
 from dtj.views.new_job_file import Answers, job_text
+from dtj_trainer import contract
 from tests.unit.support import job_machine
 from tests.unit.support.jobs import job, manifest
 from tests.unit.support.kubelet import Kubelet
@@ -67,9 +68,10 @@ def symmetric_plan(job: Job) -> Plan:
             info=ranks_info(job, "worker", replica.index, pods=worker.replicas),
             program=program_of(job.spec, worker),
             environment={
+                contract.ENV_WORLD_SIZE: str(worker.replicas),
+                "RANK": str(replica.index),
                 "COORDINATOR": address(shape.reporter, PORT),
                 "PROCESSES": str(worker.replicas),
-                "PROCESS": str(replica.index),
             },
             ports={"coordinator": PORT},
         )
@@ -113,7 +115,7 @@ def test_it_is_planned_written_shown_and_reported() -> None:
 PROGRAM = """
 import contextlib, os, pathlib, socket, time
 host, port = os.environ["COORDINATOR"].split(":")
-own = int(os.environ["PROCESS"])
+own = int(os.environ["RANK"])
 if own == 0:
     listener = socket.create_server((host, int(port)))
     greetings = set()

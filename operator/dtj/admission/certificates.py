@@ -24,7 +24,8 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 VALIDITY = timedelta(days=90)
-# Validity starts before the time of issue, because the clock of an API server may be behind.
+# Validity starts before the time of issue by this share of the validity, and by this time at most, because the clock
+# of an API server may be behind.
 _EARLIER, _MOST_EARLIER = 0.1, timedelta(hours=1)
 # The largest number of CAs in the bundle, the newest first. Two suffice: the CA of the present certificate and the CA
 # of the previous certificate. Each repair of the Secret adds a CA, which needs room, too.

@@ -70,8 +70,8 @@ def merge_reports(draft: Draft, shape: Shape, observed: Observed, named: Mapping
         artifacts = _artifacts(shape, artifacts, new_artifacts)
     draft.progress, draft.artifacts = progress, artifacts
     moved = (progress, artifacts) != (old.progress, old.artifacts)
-    # A new checkpoint on a pod's disk alone is no reason to write the status, except the first checkpoint of a job
-    # without artifacts.
+    # A new checkpoint on a pod's disk alone is no reason to write the status: pods may save every few seconds. The
+    # first checkpoint of a job without artifacts is a reason: from then on, the loss of the pod loses a checkpoint.
     if moved or (artifacts is None and old.pod_checkpoint is None):
         draft.pod_checkpoint = observed.pod_checkpoint
     if has_new_checkpoint(draft):

@@ -66,7 +66,7 @@ class EventFile:
             if end > len(content):
                 if length <= LONGEST_RECORD:
                     break
-                at = end  # The next look begins behind this record.
+                at = end  # The record is too long to be read at all: the next look begins behind the record.
                 break
             if length <= LONGEST_RECORD:
                 found += scalars_of(content[at + _HEADER : at + _HEADER + length])
