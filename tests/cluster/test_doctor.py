@@ -89,4 +89,4 @@ def test_a_quota_that_is_too_small(namespace: Namespace) -> None:
         30,
     )
     found = doctor(namespace, example("fashion-mnist"), "--no-pod", code=1)
-    assert found["quota"] == ("failed", "team leaves pods 2 of pods 2, the job asks for pods 3")
+    assert found["quota"] == ("failed", "ResourceQuota team leaves pods 2 of pods 2, the job asks for pods 3")
