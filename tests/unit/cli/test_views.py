@@ -147,6 +147,19 @@ def test_a_list_names_the_trouble_of_a_job_and_why() -> None:
         re.split(r" {2,}", line) for line in rendered(job_table(jobs, at(90), wide=True), width=200)
     )
     assert heading == [*COLUMNS, *WIDE_COLUMNS]
+    assert {len(line) for line in lines} == {len(heading)}
+    assert dict(zip(heading, lines[0], strict=True)) == {
+        **{
+            "NAME": "mnist",
+            "STATE": "Stalled",
+            "PROGRESS": "48.2%",
+            "EX/S": "4,689",
+            "GPUS": "64",
+            "AGE": "90s",
+        },
+        **{"STRATEGY": "Horovod", "WORKERS": "2", "ATTEMPT": "2"},
+        **{"APP-RESTARTS": "1", "IN-PLACE": "-", "INFRA-RESTARTS": "0", "REASON": "the step has stayed at 7"},
+    }
     assert [(line[1], line[4], line[-1]) for line in lines] == [
         ("Stalled", "64", "the step has stayed at 7"),
         ("CheckpointDelayed", "-", "a.pt is missing"),
