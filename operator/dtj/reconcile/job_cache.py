@@ -69,10 +69,8 @@ class JobCache(Cache[CachedJob]):
         return 2 * max((job.manifest.replicas for job in self.of(key)), default=0) + _MORE_PODS
 
     def _kept(self, manifest: Mapping[str, Any]) -> CachedJob:
-        uid = manifest["metadata"]["uid"]
-        earlier = self._keys.get(uid)
-        job = keep(manifest, None if earlier is None else self._jobs[earlier][uid].manifest)
-        namespace = job.metadata["namespace"]
+        job = keep(manifest, self._manifest_of)
+        uid, namespace = job.metadata["uid"], job.metadata["namespace"]
         budget = self._budgets.setdefault(namespace, Budget(self._most))
         size = weight(job)
         self._moved |= budget.put(uid, _created(job), size, ended=job.ended) - {uid}
@@ -81,6 +79,10 @@ class JobCache(Cache[CachedJob]):
         # A job is large by the size of its decoded data. The weight of an ended job, which is not decoded again, is
         # that of its text: the decoded data would have at most 30 times this size.
         return _cached(job, large=budget.is_large(_DATA_FACTOR * size if job.ended else size))
+
+    def _manifest_of(self, uid: str) -> KeptJob | None:
+        key = self._keys.get(uid)
+        return None if key is None else self._jobs[key][uid].manifest
 
     def _settle(self) -> None:
         """Drop the specs of jobs that no longer fit into the budget, and request the specs of jobs that fit again."""
@@ -117,7 +119,8 @@ class JobCache(Cache[CachedJob]):
 
 def own_key(manifest: Mapping[str, Any]) -> Key:
     """Return the key of a job."""
-    return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+    metadata = manifest["metadata"]  # Each access decodes the metadata of an `ObjectText` again.
+    return metadata["namespace"], metadata["name"]
 
 
 def no_room(namespace: str, most: int) -> Fault:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,14 +79,16 @@ def managed_elsewhere(job: Mapping[str, Any]) -> bool:
     return (job.other_manager if isinstance(job, KeptJob) else other_manager_of(job)) is not None
 
 
-def keep(manifest: Mapping[str, Any], before: KeptJob | None = None) -> KeptJob:
+def keep(manifest: Mapping[str, Any], earlier: Callable[[str], KeptJob | None] = lambda _: None) -> KeptJob:
     """Return what the operator keeps of a job. The spec of a job beyond the limits of a check is not kept.
 
-    before: what is kept of an earlier version of the job. The spec is read only if the generation differs.
+    earlier: returns what is kept of an earlier version of the job with a uid, or None. The spec is read only if the
+    generation differs.
     """
     if isinstance(manifest, KeptJob):
         return manifest
     metadata, status = _metadata(manifest["metadata"]), manifest.get("status") or {}
+    before = earlier(metadata["uid"])
     if before is not None and _has_spec_of(before, metadata):
         return _with_status(before, metadata, status)
     excess: Fault | None = TOO_MANY_ENTRIES
@@ -127,7 +129,7 @@ def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
 def _has_spec_of(job: KeptJob, metadata: Mapping[str, Any]) -> bool:
     """Return whether the kept spec is the whole spec of the version with this metadata."""
     dropped = job.not_kept is not None and job.not_kept.passes
-    return not dropped and all(job.metadata[field] == metadata[field] for field in ("uid", "generation"))
+    return not dropped and job.metadata["generation"] == metadata["generation"]
 
 
 def _with_status(job: KeptJob, metadata: dict[str, Any], status: Any) -> KeptJob:

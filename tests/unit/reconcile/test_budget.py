@@ -487,14 +487,16 @@ def test_a_job_has_room_for_the_pods_of_replicas_that_it_no_longer_has() -> None
 def test_the_spec_of_a_job_is_read_once_for_each_generation() -> None:
     first = keep(job("a", text=100))
     again = job("a", second=1, phase="Succeeded", replicaStatuses={"worker": {"desired": 7}})
-    kept = keep(again | {"spec": {"never": "read"}}, first)
+    earlier = {"uid-a": first}.get
+    kept = keep(again | {"spec": {"never": "read"}}, earlier)
     assert kept.spec is first.spec
     assert (kept["status"], kept.metadata, kept.ended) == (again["status"], keep(again).metadata, True)
     assert kept.replicas == 7
     for change in ({"generation": 2}, {"uid": "uid-of-another-job"}):
         changed = again | {"metadata": again["metadata"] | change}
-        assert keep(changed, first) == keep(changed)
-    assert keep(again, without_spec(first, no_room("ml", 1)))["spec"] == again["spec"]
+        assert keep(changed, earlier) == keep(changed)
+    dropped = without_spec(first, no_room("ml", 1))
+    assert keep(again, {"uid-a": dropped}.get)["spec"] == again["spec"]
 
 
 def test_an_object_that_leaves_its_job_is_dropped() -> None:
