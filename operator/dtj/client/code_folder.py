@@ -15,7 +15,7 @@ from pathspec import GitIgnoreSpec
 
 from dtj.api.errors import Unusable
 from dtj_trainer.contract import code_archive
-from dtj_trainer.contract.code_archive import CodeError, Packed, shown
+from dtj_trainer.contract.code_archive import CodeError, CodeTooLarge, Packed, shown
 
 IGNORE_FILE = ".dtjignore"
 DEFAULT_PATTERNS = (
@@ -85,11 +85,10 @@ def pack(selection: Selection, archive: BinaryIO) -> Packed:
     """Write the archive of a selection. Raises Unusable if a file changes meanwhile, or a limit is exceeded."""
     try:
         return code_archive.pack(selection.entries, archive)
+    except CodeTooLarge as error:
+        raise Unusable(str(error), f"name what is not needed in {IGNORE_FILE}") from None
     except CodeError as error:
-        raise Unusable(
-            str(error),
-            f"name what is not needed in {IGNORE_FILE}" if "the maximum is " in str(error) else None,
-        ) from None
+        raise Unusable(str(error)) from None
     except OSError as error:
         raise Unusable(f"{error.filename}: {error.strerror}") from None
 

@@ -259,6 +259,23 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
     assert int(ran.stdout) < 16
 
 
+def test_code_that_is_too_large_has_a_remedy_and_other_faults_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/train.py").write_text("print(1)")
+    selection = select(tmp_path / "in")
+    monkeypatch.setattr(code_archive, "UNPACKED_BYTES", 7)
+    with pytest.raises(Unusable, match="have 8 bytes, and the maximum is 7") as refusal:
+        pack(selection, io.BytesIO())
+    assert refusal.value.remedy == "name what is not needed in .dtjignore"
+    (tmp_path / "in/train.py").unlink()
+    os.mkfifo(tmp_path / "in/train.py")
+    with pytest.raises(Unusable, match="neither a file nor a folder") as refusal:
+        pack(selection, io.BytesIO())
+    assert refusal.value.remedy is None
+
+
 def test_what_stays_out_of_a_folder(tmp_path: Path) -> None:
     for name in (
         "train.py", "pkg/a.py", "pkg/__pycache__/a.pyc", ".git/config", ".env", "venv/pyvenv.cfg", "venv/x.py",

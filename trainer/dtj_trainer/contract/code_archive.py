@@ -43,6 +43,10 @@ class CodeError(Exception):
     """A folder can't be packed, or an archive can't be used. The message says why."""
 
 
+class CodeTooLarge(CodeError):
+    """A folder or an archive has too many bytes, files or folders."""
+
+
 @dataclass(frozen=True)
 class Packed:
     """The digest, the sizes and the number of entries of an archive."""
@@ -60,8 +64,8 @@ def pack(entries: Iterable[tuple[str, Path]], archive: BinaryIO, compresslevel: 
 
     entries: the name in the archive, with `/` between folders, and the path of each file or folder.
 
-    Raises CodeError for a file that is neither a regular file nor a folder, that changes meanwhile, or where a limit
-    is exceeded; OSError where a file can't be read or the archive can't be written.
+    Raises CodeError for a file that is neither a regular file nor a folder, that changes meanwhile; CodeTooLarge
+    where a limit is exceeded; OSError where a file can't be read or the archive can't be written.
     """
     given = sorted(entries)
     _check_count(len(given))
@@ -89,7 +93,7 @@ def unpack(archive: Path, digest: str, folder: Path) -> None:
     """
     size = archive.stat().st_size
     if size > PACKED_BYTES:
-        raise CodeError(f"the archive has {size:,} bytes, and the maximum is {PACKED_BYTES:,}")
+        raise CodeTooLarge(f"the archive has {size:,} bytes, and the maximum is {PACKED_BYTES:,}")
     if (found := digest_of(archive)) != digest:
         raise CodeError(f"the archive has the digest {found}, and the job asks for {digest}")
     new = folder.with_name(f".{folder.name}-new")
@@ -126,7 +130,7 @@ def _add(stream: BinaryIO | gzip.GzipFile, name: str, path: Path, room: int) -> 
             raise CodeError(f"{shown(name)} is neither a file nor a folder")
         if before.st_size > room:
             total = UNPACKED_BYTES - room + before.st_size
-            raise CodeError(
+            raise CodeTooLarge(
                 f"the files up to {shown(name)} have {total:,} bytes, and the maximum is {UNPACKED_BYTES:,}"
             )
         info.size, info.mode = before.st_size, 0o755 if before.st_mode & 0o100 else 0o644
@@ -155,7 +159,7 @@ def _unpack_to(folder: Path, stream: BinaryIO) -> None:
         seen.add(parts)
         unpacked += info.size
         if unpacked > UNPACKED_BYTES:
-            raise CodeError(
+            raise CodeTooLarge(
                 f"the files have at least {unpacked:,} bytes, and the maximum is {UNPACKED_BYTES:,}"
             )
         path = folder.joinpath(*parts)
@@ -272,7 +276,7 @@ def shown(name: str) -> str:
 
 def _check_count(count: int) -> None:
     if count > MOST_ENTRIES:
-        raise CodeError(
+        raise CodeTooLarge(
             f"there are at least {count:,} files and folders, and the maximum is {MOST_ENTRIES:,}"
         )
 
@@ -292,7 +296,7 @@ class _Hashing:
     def write(self, content: bytes) -> int:
         self.written += len(content)
         if self.written > PACKED_BYTES:
-            raise CodeError(
+            raise CodeTooLarge(
                 f"the archive has at least {self.written:,} bytes, and the maximum is {PACKED_BYTES:,}"
             )
         self._hash.update(content)
